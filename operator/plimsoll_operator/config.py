@@ -22,16 +22,14 @@ DEFAULT_IMAGES = Images(
     engine=f"plimsoll-engine:{version('plimsoll')}",
     supervisor=f"plimsoll-supervisor:{version('plimsoll')}",
 )
-"""Images of the same version as the operator."""
 
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """Settings of the admission webhook.
+    """Settings of the admission webhook, whose objects all have the same name.
 
-    The Service, the Secret with the certificate and the MutatingWebhookConfiguration have the same
-    name. If ``url`` is set, the API server calls this URL and not the Service. ``provided`` is True
-    if another program manages the Secret.
+    The API server calls ``url``, if set, instead of the Service. ``provided`` is True if another
+    program manages the Secret.
     """
 
     namespace: str
@@ -43,31 +41,24 @@ class WebhookSettings:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Intervals and timeouts of the operator's loops, in seconds.
-
-    ``--clock NAME=SECONDS`` sets an interval. Tests use short intervals, which cause more requests
-    to the API server.
-    """
+    """Intervals and timeouts of the operator's loops in seconds (``--clock NAME=SECONDS``)."""
 
     policy_pods: float = 1.0
-    """Period over which changes of a policy's pods are batched into one reconcile."""
+    """Time over which changes of a policy's pods are batched into one reconcile."""
     orphans: float = 604800.0
-    """Time for which an incident is kept after its service or policy is deleted: a week."""
+    """Time for which the incidents of a deleted service or policy are kept: a week."""
     rollout_settle: float = 10.0
-    """Delay between a change of a policy and the restart of its workloads. The webhook and the API
-    server must know the change first."""
+    """Delay between a change of a policy and the restart of its workloads."""
     rollout_again: float = 60.0
-    """Seconds until the operator checks again whether it can restart a workload."""
+    """Interval between checks whether a workload can be restarted."""
     publish: float = 60.0
     """Minimum time between two updates of the same value in a status."""
     event: float = 5.0
-    """Time after a list within which a watch must deliver the events of its changes. An event that
-    arrives later counts as missed."""
+    """Time after a list within which a watch must deliver the changes in the list."""
     suspicious: float = 60.0
-    """Interval between full lists after a list that found missed events."""
+    """Interval between full lists after a watch has missed events."""
     quiet: float = 5.0
-    """Minimum time between the last restart of a watch and a list. Watches tend to restart
-    together."""
+    """Minimum time between the last restart of a watch and a list."""
     canary: float = 20.0
     """Interval between reads that check whether the API server responds."""
     definitions: float = 2.0
@@ -75,32 +66,27 @@ class Intervals:
     breaker: float = 1.0
     """Interval between decisions of the circuit breaker."""
     slot_expiry: float = 90.0
-    """Time without a change of the Lease after which the slot's holder counts as dead. A supervisor
-    renews every 15 s, and other supervisors consider it dead after 60 s."""
+    """Time without a change of the Lease after which the slot's holder counts as dead."""
     slot_hold: float = 3600.0
-    """Time after which a held slot no longer counts towards the limit. A restart with its drain
-    takes minutes."""
+    """Time after which a held slot no longer counts towards the limit."""
     slot_turn: float = 30.0
-    """Time for which a free slot is offered to one service before it is offered to the next. A
-    supervisor tries to take a slot every 5 s."""
+    """Time for which a free slot is offered to one service before it is offered to the next."""
     evict_again: float = 15.0
     """Interval between attempts to evict a pod while a PodDisruptionBudget blocks its eviction."""
     creating_again: float = 30.0
     """Interval between reads of a pod's Events while its containers do not exist yet."""
     incident_age: float = 600.0
-    """Minimum age of an incident before it is deleted. Because a pod may use only a few incident
-    names, this limits how much a pod writes between two compactions of etcd (5 minutes)."""
+    """Minimum age of an incident before it is deleted, which limits how much a pod writes to
+    etcd."""
     webhook_policies: float = 2.0
-    """Interval between checks for changed policies, and so the delay until a change applies to new
-    pods."""
+    """Interval between checks for changed policies."""
     webhook_current: float = 10.0
     """Time for which the webhook's configuration counts as current after a check."""
     webhook_check: float = 30.0
-    """Interval between reads of the webhook's Secret and configuration, which others may change."""
+    """Interval between reads of the webhook's Secret and configuration."""
     lease: float = 15.0
-    """Duration of the leader's Lease (client-go's ``LeaseDuration``). A leader that does not renew
-    its Lease for this time counts as dead. Must be longer than ``renew``, which must be longer than
-    ``retry``."""
+    """Duration of the leader's Lease (client-go's ``LeaseDuration``), which must exceed
+    ``renew``."""
     renew: float = 10.0
     """Time without a renewal after which the leader exits (client-go's ``RenewDeadline``)."""
     retry: float = 2.0
@@ -128,9 +114,9 @@ DEFAULT_INTERVALS = Intervals()
 class Config:
     """Settings of the operator; times are in seconds.
 
-    The operator watches ``namespaces``, or all if empty. ``lease`` is the namespace and name of the
-    leader's Lease; None disables leader election. In ``unrestricted_namespaces``, a ``podTemplate``
-    may violate the restricted Pod Security Standard.
+    An empty ``namespaces`` means all. ``lease`` is the namespace and name of the leader's Lease;
+    None disables leader election. In ``unrestricted_namespaces``, a ``podTemplate`` may violate the
+    restricted Pod Security Standard.
     """
 
     kubeconfig: str | None = None

@@ -1,13 +1,8 @@
 """Serve the operator's ``/healthz``, ``/readyz`` and ``/metrics``, and its page if enabled.
 
 The operator is healthy if the event loop responds and no watch is stale, because a restart can fix
-only these faults. A watch is stale if two consecutive full lists showed changes that the watch had
-not reported. A canary lists one InferenceService through the operator's client. The time since its
-last success is only a metric, because a restart does not fix an unresponsive API server.
-
-The operator is ready if it has listed all objects once, or if it is a standby. If it has a webhook,
-the webhook must also be able to respond. Without Plimsoll's CustomResourceDefinitions, the operator
-is not ready.
+only these faults. It is ready if it has listed all objects once or is a standby, and if its
+webhook, if any, can respond.
 """
 
 from __future__ import annotations
@@ -54,7 +49,7 @@ class HealthServer:
         return self._clock() - self._well
 
     async def wait_for_definitions(self) -> None:
-        """Wait until Plimsoll's CustomResourceDefinitions are installed. Log those missing once.
+        """Wait until Plimsoll's CustomResourceDefinitions are installed.
 
         Raises :class:`ApiError`, OSError or TimeoutError if the API server does not respond.
         """

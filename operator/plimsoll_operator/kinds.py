@@ -101,8 +101,7 @@ class Kind:
 
 SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
 INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "", page=20)
-"""Kind LeakIncident. Supervised pods write incidents, so a page is small: 20 incidents of the
-maximum size have less than 1 MiB."""
+"""Kind LeakIncident; 20 incidents of the maximum size have less than 1 MiB."""
 POLICY = Kind(POLICY_KIND, API_GROUP, CRD_VERSION, POLICY_PLURAL, "")
 DEFINED_KINDS = (SERVICE, INCIDENT, POLICY)
 """Kinds of Plimsoll's own CustomResourceDefinitions."""
@@ -146,8 +145,7 @@ OWNED_KINDS = (
         also=("InferencePool",),
     ),
 )
-"""Kinds of objects that the operator creates. The operator reverts changes to these objects, and
-deletes surplus objects."""  # fmt: skip
+"""Kinds of objects that the operator creates, reverts and deletes."""
 
 LEADER_WORKER_SET = next(kind for kind in OWNED_KINDS if kind.kind == LWS_KIND)
 OPTIONAL_KINDS = tuple(kind for kind in OWNED_KINDS if not kind.watched)
@@ -191,7 +189,7 @@ def find_key(item: Object) -> Key | None:
 
 
 class InvalidSpecError(ValueError):
-    """Raised for a spec that cannot be rendered. The message names each invalid field.
+    """Raised for a spec that cannot be rendered; the message names each invalid field.
 
     ``reason`` is the CamelCase reason for the conditions.
     """
@@ -206,10 +204,7 @@ class MissingApiError(InvalidSpecError):
 
 
 def parse_object(model: type[_Model], item: Object) -> _Model:
-    """Parse an object as ``model``, ignoring its status.
-
-    Raises InvalidSpecError, whose message names each invalid field.
-    """
+    """Parse an object as ``model``, ignoring its status. Raises InvalidSpecError."""
     without_status = {key: value for key, value in item.items() if key != "status"}
     try:
         return model.model_validate(without_status)

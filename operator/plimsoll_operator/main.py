@@ -47,12 +47,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECURSION_LIMIT = 12_000
-"""Python's recursion limit. The API server accepts JSON with 10,000 levels in an open schema such
-as ``podTemplate``, and the operator must be able to decode it. A decoder then needs less than 2 MiB
-of the main thread's 8 MiB stack."""
+"""Python's recursion limit; the API server accepts JSON with 10,000 levels in an open schema
+such as ``podTemplate``."""
 EXIT_TIMEOUT_S = 5.0
-"""Seconds within which the operator exits after it has lost its Lease, even if a task hangs. The
-operator writes nothing during this time."""
+"""Seconds within which the operator exits after it has lost its Lease, even if a task hangs."""
 MISSING_ADMISSION_POLICIES_MESSAGE = (
     "the admission policies of Plimsoll are not installed, so a supervised pod can write any"
     " number of LeakIncidents for other pods of its namespace, and their restart slots: set"
@@ -64,8 +62,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     """Run the operator until ``stop`` is set.
 
     Raises ApiError, OSError or TimeoutError if the API server cannot be listed at startup,
-    LeadershipLostError if the Lease is lost, and an ExceptionGroup if a part failed permanently
-    (see :mod:`plimsoll_operator.runtime.background`).
+    LeadershipLostError if the Lease is lost, and an ExceptionGroup if a part failed permanently.
     """
     if config.without_admission_policies:
         log.warning(MISSING_ADMISSION_POLICIES_MESSAGE)
@@ -176,11 +173,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             await connection.close()
 
 
+# A full garbage collection blocks the event loop, and with it the webhook, for 50 ms or more.
 def _freeze_heap() -> None:
-    """Exclude all existing objects from later garbage collections.
-
-    A full collection blocks the event loop, and with it the webhook, for 50 ms or more.
-    """
     gc.collect()
     gc.freeze()
 
@@ -188,10 +182,7 @@ def _freeze_heap() -> None:
 async def _run_before_stop(
     stop: asyncio.Event, main: Coroutine[Any, Any, None], *background: Any
 ) -> bool:
-    """Run ``main`` and ``background`` until ``main`` completes or ``stop`` is set.
-
-    Report whether ``main`` completed. If ``background`` fails, its exception is raised.
-    """
+    """Run ``main`` and ``background`` until ``main`` completes; return False after ``stop``."""
     tasks = [asyncio.create_task(part) for part in (stop.wait(), main, *background)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -205,8 +196,8 @@ async def _run_before_stop(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+# If the Lease is lost, the process exits.
 async def _keep_lease(election: Election) -> None:
-    """Renew the leader's Lease. If the Lease is lost, exit the process soon afterwards."""
     try:
         await election.keep()
     except LeadershipLostError as error:
@@ -217,11 +208,8 @@ async def _keep_lease(election: Election) -> None:
         raise
 
 
+# On exit, kopf waits 5 s for tasks that started after it, so start it last.
 async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> None:
-    """Run kopf, which handles signals. When kopf ends after a signal, set ``stop``.
-
-    On exit, kopf waits 5 s for tasks that started after it, so start it last.
-    """
     await asyncio.sleep(0)
     kopf.on.login(registry=registry)(login_with_kubeconfig if config.kubeconfig else login_in_pod)
     await kopf.operator(
@@ -236,7 +224,7 @@ async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> No
 
 
 async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Run ``parts`` until ``stop`` is set. Cancel all and raise an error if any ends earlier."""
+    """Run ``parts`` until ``stop`` is set; cancel all and raise an error if any ends earlier."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
         tasks = [group.create_task(part) for part in parts]

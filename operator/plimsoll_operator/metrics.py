@@ -78,7 +78,7 @@ class Metrics:
         )
 
     def add_webhook_health(self, secret: str, find_problem: Callable[[], str | None]) -> None:
-        """Add the metric of the webhook's health. ``find_problem`` returns None if healthy."""
+        """Add the metric of the webhook's health; ``find_problem`` returns None if healthy."""
         self._ready.labels(secret).set_function(lambda: float(find_problem() is None))
 
     def count_admitted(self, result: str, count: int = 1) -> None:
@@ -93,7 +93,7 @@ class Metrics:
         self._certificate.labels(secret).set(expires_at_s)
 
     def record_reconcile(self, waited_s: float, took_s: float, error: Exception | None) -> None:
-        """Record a reconcile. ``error`` is None if it succeeded."""
+        """Record a reconcile; ``error`` is None if it succeeded."""
         self.waiting.observe(waited_s)
         self.latency.observe(took_s)
         if error is not None:
@@ -245,7 +245,6 @@ class OperatorCollector(Collector):
         yield writes
 
     def _collect_verdicts(self) -> Iterable[Metric]:
-        """Yield the metrics of the verdicts on revisions and of the time until each verdict."""
         labels = ("inferenceservice", "supervisionpolicy", "workload", "revision")
         verdict = GaugeMetricFamily(
             f"{METRIC_PREFIX}revision_verdict",

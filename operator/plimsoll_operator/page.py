@@ -1,8 +1,7 @@
 """Render the read-only web page of the fleet.
 
-The page shows names and texts from all watched namespaces, so it is disabled by default. Texts of
-incidents come from pods and are untrusted, so every text is truncated and escaped. Tables show the
-worst :data:`MAX_ROWS` rows. The page is cached for :data:`PAGE_CACHE_S` seconds.
+It shows names and texts from all watched namespaces, so it is disabled by default. Texts of
+incidents are untrusted, so every text is truncated and escaped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from plimsoll_operator.runtime.cache import Store
 MAX_ROWS = 200
 MAX_INCIDENTS = 100
 MAX_CELL_CHARS = 200
-"""Maximum number of characters in a cell."""
 PAGE_CACHE_S = 5.0
 OBJECTS_PER_BATCH = 100
 """Number of objects to decompress before other tasks of the event loop may run."""
@@ -85,7 +83,7 @@ class SlotUsage:
 
 @dataclass
 class Fleet:
-    """Content of the page. ``budgets`` maps a row to its host and device budgets as text."""
+    """Content of the page; ``budgets`` maps a row to its host and device budgets as text."""
 
     breaker: SlotUsage
     rows: list[FleetRow] = field(default_factory=list)
@@ -100,6 +98,7 @@ class Fleet:
 class FleetPage:
     """Page of the fleet, rendered from the operator's cache without requests to the API server."""
 
+    # An empty tuple of ``namespaces`` means all namespaces.
     def __init__(
         self,
         store: Store,
@@ -109,11 +108,6 @@ class FleetPage:
         namespaces: tuple[str, ...] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the page of ``namespaces``; an empty tuple means all namespaces.
-
-        ``get_allocation`` returns the circuit breaker's last allocation of restart slots, and
-        ``max_slots`` is its limit. ``is_leader`` reports whether this operator is the leader.
-        """
         self._store, self._get_allocation, self._max_slots = store, get_allocation, max_slots
         self._leading, self._clock = is_leader, clock
         self._scope = f"Namespaces {', '.join(namespaces)}" if namespaces else "All namespaces"
@@ -170,7 +164,6 @@ async def read_fleet(store: Store, breaker: SlotUsage) -> Fleet:
 
 
 def _iterate_incidents(store: Store, row: FleetRow) -> Iterator[Object]:
-    """Yield the open incidents of a row's service or policy."""
     key = Key(row.namespace, row.name, row.kind)
     for incident in store.list_children(key, (INCIDENT.kind,)) if row.incidents else ():
         if (incident.get("status") or {}).get("phase") not in ENDED_PHASES:
@@ -264,10 +257,6 @@ _CLOSED_SLOT_COLUMNS: _Columns = (("restart slot that is closed while other slot
 def _render_section(
     title: str, columns: _Columns, rows: Iterable[str], empty_text: str, omitted_count: int
 ) -> str:
-    """Return a section with a scrollable table, or with ``empty_text`` if there are no rows.
-
-    ``omitted_count`` is the number of omitted rows.
-    """
     listed = list(rows)
     name = title.lower().replace(" ", "-")
     if not listed:
@@ -351,8 +340,8 @@ def _render_closed_slot(name: str) -> str:
     return f"<tr><th scope=row>{_escape_cell(name)}</th></tr>"
 
 
+# At most :data:`MAX_CELL_CHARS` characters; empty for None.
 def _escape_cell(value: Any) -> str:
-    """Escape a value as text of at most :data:`MAX_CELL_CHARS` characters; empty for None."""
     text = "" if value is None else str(value)
     return escape(text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 1]}…")
 
@@ -364,7 +353,7 @@ def _format_count(value: Any) -> str:
 def explain_refused_host(host: str | None) -> str | None:
     """Return why a request with this Host header is rejected; None if it is accepted.
 
-    Only names that no public web site can have are accepted (:mod:`plimsoll_api.page_security`).
+    Only names that no public web site can have are accepted.
     """
     name = parse_host_name(host or "")
     in_cluster = "." not in name or name.endswith((".svc", ".svc.cluster.local"))

@@ -1,11 +1,8 @@
 """Scrape memory metrics from the supervisors.
 
-:mod:`plimsoll_operator.fleet.supervisor_metrics` parses the pages.
-
-Pods are untrusted. A scrape uses plain HTTP to the pod's own address; it follows no redirects,
-sends no credentials and requests no compression. If a page is larger than :data:`MAX_PAGE_BYTES` or
-takes longer than :data:`SCRAPE_TIMEOUT_S`, the pod's values are unknown. Each namespace has its own
-limit, so slow pods do not delay other namespaces.
+Pods are untrusted: a scrape follows no redirects, sends no credentials and requests no compression.
+If a page is too large or too slow, the pod's values are unknown. Each namespace has its own limit,
+so slow pods do not delay other namespaces.
 """
 
 from __future__ import annotations
@@ -44,25 +41,25 @@ SCRAPE_TIMEOUT_S = 3.0
 MAX_CONCURRENT_SCRAPES = 64
 MAX_CONCURRENT_PER_NAMESPACE = 8
 MAX_PAGE_BYTES = 1 << 18
-"""Maximum size of a page. A supervisor's page has about 30 KiB."""
+"""Maximum size of a page; a supervisor's page has about 30 KiB."""
 
 READ_CHUNK_BYTES = 1 << 14
 HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
 PORT_PATTERN = re.compile(r":\d+$")
-"""Pattern for the port at the end of an address. IPv6 addresses are in brackets."""
+"""Pattern for the port at the end of an address; IPv6 addresses are in brackets."""
 
 
 class BadPageError(Exception):
-    """Raised for a response that is not a metrics page. The message says why."""
+    """Raised for a response that is not a metrics page; the message says why."""
 
 
 class Scraper:
     """Scraper of the supervisors, with values by service and policy.
 
-    The scraper publishes the first values at once and changes at most every ``publish_s`` seconds.
-    It calls ``on_change`` when published values change.
+    It publishes the first values at once and changes at most every ``publish_s`` seconds, and then
+    calls ``on_change``.
     """
 
     def __init__(
@@ -98,7 +95,7 @@ class Scraper:
         return self._latest.get(key, {})
 
     def set_addresses(self, key: Key, addresses: dict[str, str]) -> None:
-        """Set the pods of a policy to scrape. ``addresses`` maps pod names to addresses."""
+        """Set the pods of a policy to scrape; ``addresses`` maps pod names to addresses."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:
@@ -120,7 +117,7 @@ class Scraper:
         self._on_change(key)
 
     async def run(self, interval_s: float) -> None:
-        """Scrape until cancelled. Skip a namespace while its previous round is still running."""
+        """Scrape until cancelled; skip a namespace while its previous round is still running."""
         async with self.make_session() as session:
             try:
                 while True:
@@ -225,10 +222,10 @@ def _list_status_parts(metrics: dict[str, SupervisorMetrics]) -> tuple[object, .
     )
 
 
+# Pods that did not respond are ignored.
 def _has_same_drained_pods(
     previous: dict[str, SupervisorMetrics], metrics: dict[str, SupervisorMetrics]
 ) -> bool:
-    """Report whether the same pods are drained, ignoring pods that did not respond."""
     return all(
         one.drained is None or one.drained == bool(pod in previous and previous[pod].drained)
         for pod, one in metrics.items()
@@ -238,8 +235,7 @@ def _has_same_drained_pods(
 def find_address(pod: Object) -> str | None:
     """Return the address of a running pod, for use in a URL; None if the pod has none.
 
-    The address includes the supervisor's port if the pod uses host networking. Loopback, link-local
-    (cloud metadata services) and multicast addresses are rejected.
+    Loopback, link-local (cloud metadata services) and multicast addresses are rejected.
     """
     status = pod.get("status") or {}
     if status.get("phase") != "Running":
@@ -258,8 +254,8 @@ def find_address(pod: Object) -> str | None:
     return None if _is_unusable_address(address) else f"{address}{_find_host_port(pod)}"
 
 
+# As ``:PORT``; empty for the default port.
 def _find_host_port(pod: Object) -> str:
-    """Return the supervisor's port as ``:PORT``; empty for the default port."""
     spec = pod.get("spec") or {}
     for one in (spec.get("initContainers") or ()) if spec.get("hostNetwork") else ():
         if one.get("name") == SUPERVISOR:

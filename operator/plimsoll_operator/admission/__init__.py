@@ -1,7 +1,4 @@
-"""Admission webhook that adds supervisors to new pods. Every replica of the operator serves it.
+"""Admission webhook that adds supervisors to new pods; every replica of the operator serves it.
 
-``review`` chooses a pod's policy and builds the response, ``configuration`` builds the
-MutatingWebhookConfiguration, and ``certificate`` issues the server's certificate. These three
-modules do no I/O. ``upkeep`` keeps the configuration and the certificate up to date, and ``server``
-serves the API server's requests.
+``review``, ``configuration`` and ``certificate`` do no I/O.
 """

@@ -1,7 +1,7 @@
 """Issue the webhook's certificates: a long-lived CA, and a short-lived leaf for each replica.
 
-A Secret stores the CA. Each replica signs its own leaf certificate, whose private key never leaves
-the replica. ``caBundle`` contains only the CA, so a new leaf does not change it.
+The private key of a leaf never leaves its replica. ``caBundle`` contains only the CA, so a new leaf
+does not change it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_CERTIFICATE_LIFETIME = datetime.timedelta(days=3 * 365)
 SERVER_CERTIFICATE_LIFETIME = datetime.timedelta(days=30)
-"""Lifetime of a leaf. The operator renews a CA or a leaf in the last third of its lifetime."""
 CLOCK_SKEW = datetime.timedelta(minutes=5)
 """Age of a new certificate's ``notBefore``, so that clients with slow clocks accept it."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A PEM-encoded certificate and its key, as in a Secret of type ``kubernetes.io/tls``.
-
-    ``bundle`` is the CA bundle that clients trust.
-    """
+    """PEM-encoded certificate and key; ``bundle`` is the CA bundle that clients trust."""
 
     certificate: bytes
     key: bytes
@@ -35,7 +31,7 @@ class Certificate:
 
     @property
     def expires_at(self) -> datetime.datetime:
-        """End of the certificate's validity. Raises ValueError if its PEM text is malformed."""
+        """Time at which the certificate expires. Raises ValueError if its PEM text is malformed."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
     def is_valid_for(self, host: str) -> bool:

@@ -1,8 +1,7 @@
 """Build the MutatingWebhookConfiguration, which selects the pods that the API server reviews.
 
-Each policy has a webhook with its own selector, so other pods are not delayed. The number of
-webhooks is limited and shared fairly between namespaces. Policies beyond the limit share a few
-webhooks, which select whole namespaces.
+Each policy has a webhook with its own selector. Policies beyond the limit share a few webhooks,
+which select whole namespaces.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from plimsoll_operator.kinds import Object
 WEBHOOK_TIMEOUT_S = 2
 MAX_WEBHOOKS = 64
 MAX_SELECTORS_CHARS = 1 << 19
-"""Maximum total size of the selectors in characters. etcd accepts objects of up to 1.5 MiB, and a
-selector may have 46 KiB."""
+"""Maximum total size of the selectors; etcd accepts objects of up to 1.5 MiB."""
 MAX_NAMESPACES = 256
 """Maximum number of namespaces per webhook, for policies beyond :data:`MAX_WEBHOOKS`."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -141,6 +139,6 @@ def _make_webhook(
     }
 
 
+# A digest, because the namespace and the name together may be too long.
 def _make_webhook_name(namespace: str, name: str) -> str:
-    """Return a digest of the policy's namespace and name, which together may be too long."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

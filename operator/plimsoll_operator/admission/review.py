@@ -26,10 +26,7 @@ from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL
 
 
 class _CachedPolicy(NamedTuple):
-    """A policy as last received from the watch.
-
-    ``parsed`` is empty if the policy is invalid or being deleted. ``age`` is the sort key.
-    """
+    """Policy from the watch; ``parsed`` is empty if it is invalid or being deleted."""
 
     user_fields: tuple[object, ...]
     age: tuple[str, str]
@@ -83,14 +80,14 @@ REVIEW_RESULTS = ("injected", "held", "refused", "unselected", "failed")
 STATUS_COUNT_DELAY_S = 30.0
 """Seconds after which the policy's status counts an injected pod that has not started yet."""
 MAX_WARNING_CHARS = 240
-"""Maximum length of a warning in characters. The API server truncates longer warnings."""
+"""Maximum length of a warning; the API server truncates longer ones."""
 
 
 class Reviewer:
     """Builder of admission responses.
 
     Until a pod has run with the current images, at most ``limit`` replicas of a policy get a
-    supervisor. ``count`` is called with each review's result, one of :data:`REVIEW_RESULTS`.
+    supervisor. ``count`` is called with each result, one of :data:`REVIEW_RESULTS`.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class Reviewer:
         return json.dumps(self.respond(json.loads(body))).encode()
 
     def respond(self, review: Any) -> Object:
-        """Return the response to an AdmissionReview. After an error, it allows the pod as is."""
+        """Return the response to an AdmissionReview; after an error, it allows the pod."""
         request = review.get("request") if isinstance(review, dict) else None
         uid = request.get("uid", "") if isinstance(request, dict) else ""
         response: Object = {"uid": uid if isinstance(uid, str) else "", "allowed": True}
@@ -166,11 +163,7 @@ class Reviewer:
         return "refused"
 
     def _find_hold_reason(self, request: Object, policy: SupervisionPolicy) -> str:
-        """Return why the pod gets no supervisor for now; empty if it gets one.
-
-        Record a replica that gets a supervisor, because the number that start at the same time is
-        limited. The pods of a multi-node group are one replica.
-        """
+        """Return why the pod gets no supervisor for now. Otherwise, record its replica."""
         images, now = format_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
         recent_starts = {
@@ -195,10 +188,7 @@ class Reviewer:
 
 
 def make_json_patch(original: Object, changed: Object) -> list[Object]:
-    """Return the JSON patch that turns ``original`` into ``changed``.
-
-    The patch replaces each changed field of the pod's metadata and spec as a whole.
-    """
+    """Return the JSON patch that turns ``original`` into ``changed``."""
     operations: list[Object] = []
     for part in ("metadata", "spec"):
         old, new = original[part], changed[part]

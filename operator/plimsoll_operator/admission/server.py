@@ -1,9 +1,8 @@
 """Serve the webhook over HTTPS in every replica, including standbys.
 
-Any client in the network may send any data, but the event loop must stay free to renew the leader's
-Lease. The server therefore limits connections, their idle time, request bodies and queued reviews,
-and a small thread pool processes the reviews. A review beyond these limits gets an error at once;
-the API server then creates the pod without a supervisor.
+Clients are untrusted, and the event loop must stay free to renew the leader's Lease. The server
+therefore limits connections, request bodies and queued reviews, and processes reviews in a thread
+pool.
 """
 
 from __future__ import annotations
@@ -35,30 +34,27 @@ log = logging.getLogger(__name__)
 
 WEBHOOK_PATH = "/pods"
 RESPONSE_TIMEOUT_S = WEBHOOK_TIMEOUT_S * 0.75
-"""Timeout of a response in seconds, less than the API server's :data:`WEBHOOK_TIMEOUT_S`."""
 MAX_REVIEW_BYTES = 1 << 20
-"""Maximum size of a review in bytes. A larger pod is created without a supervisor."""
+"""Maximum size of a review; a larger pod is created without a supervisor."""
 REVIEW_THREADS = 2
 SWITCH_INTERVAL_S = 0.0005
-"""Thread switch interval of Python in seconds: the time for which a review's thread may hold the
-GIL while the event loop waits for it."""
+"""Python's thread switch interval: the time for which a review may hold the GIL while the event
+loop waits."""
 MAX_WAITING_REVIEWS = 64
-"""Maximum number of reviews in progress or queued. A review takes about 3 ms."""
+"""Maximum number of reviews in progress or queued; a review takes about 3 ms."""
 MAX_CONNECTIONS = 512
 MAX_CONCURRENT_BODIES = 32
 """Maximum number of request bodies read at the same time, which limits their memory."""
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, IDLE_TIMEOUT_S = 2.0, 5.0, 100.0
-"""Timeouts of a connection in seconds. An API server reuses a connection, and closes it after 90 s
-without a request."""
+"""Timeouts of a connection. An API server closes a connection after 90 s without a request."""
 LOG_INTERVAL_S = 10.0
-"""Minimum seconds between log lines about rejected reviews. The metric counts every rejection."""
+"""Minimum time between log lines about rejected reviews."""
 
 
 class AdmissionServer:
     """HTTPS server that calls ``review`` with each request body, in a thread pool."""
 
     def __init__(self, review: Callable[[bytes], bytes], on_rejected: Callable[[], None]) -> None:
-        """Prepare the server. ``on_rejected`` is called for each review that gets an error."""
         self._review, self._failed = review, on_rejected
         self._pool = ThreadPoolExecutor(REVIEW_THREADS, thread_name_prefix="review")
         self._waiting = 0
@@ -91,11 +87,8 @@ class AdmissionServer:
             self.listening.clear()
             await runner.cleanup()
 
+    # Too many connections: the one that was idle for the longest time is closed.
     def _accept(self, make_handler: Callable[[], RequestHandler]) -> RequestHandler:
-        """Create the handler of a new connection.
-
-        If there are too many connections, close the one that was idle for the longest time.
-        """
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(next(iter(self._open)))
         handler = make_handler()
@@ -121,7 +114,6 @@ class AdmissionServer:
             handler.transport.abort()
 
     async def _respond(self, request: web.Request) -> web.Response:
-        """Respond to a review. Respond with an error after :data:`RESPONSE_TIMEOUT_S`."""
         self._extend_deadline(request.protocol, IDLE_TIMEOUT_S)
         try:
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
@@ -204,10 +196,7 @@ class AdmissionWebhook:
         self._tasks: list[asyncio.Task[None]] = []
 
     def is_current(self) -> bool:
-        """Report whether pods that are created now get a supervisor under the current policies.
-
-        The result covers only what this replica can observe.
-        """
+        """Report whether pods that are created now get a supervisor under the current policies."""
         return self._upkeep.is_current()
 
     def find_problem(self) -> str | None:
@@ -225,7 +214,7 @@ class AdmissionWebhook:
         return None if self._upkeep.is_waiting_for_leader() else self.find_problem()
 
     def start(self, background: Background) -> None:
-        """Start serving. If this fails, the operator continues, but pods get no supervisor."""
+        """Start serving; after a failure, the operator continues, but pods get no supervisor."""
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "admission": self._serve,
             "admission-upkeep": self._upkeep.run,

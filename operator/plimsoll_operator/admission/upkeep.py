@@ -1,12 +1,9 @@
 """Keep the webhook's certificate and its MutatingWebhookConfiguration up to date.
 
-Every replica reads the Secret. Only the leader writes the Secret and the
-MutatingWebhookConfiguration, and only after it has listed all policies.
-
-The Secret contains a CA, with which each replica signs its own certificate. If another program
-manages the Secret, the Secret contains the server certificate instead. A replica serves a new
-certificate only after the configuration has contained its CA for one check interval, because other
-API servers of the cluster may see the change later.
+Only the leader writes to the cluster, and only after it has listed all policies. The Secret
+contains a CA, with which each replica signs its own certificate, or a server certificate from
+another program. A replica serves a new certificate only after the configuration has contained its
+CA for one check interval.
 """
 
 from __future__ import annotations
@@ -67,14 +64,11 @@ class WebhookMetrics(Protocol):
         """Set the time at which the certificate in ``secret`` expires, in Unix seconds."""
 
     def add_webhook_health(self, secret: str, find_problem: Callable[[], str | None]) -> None:
-        """Add the metric of the webhook's health. ``find_problem`` returns None if all is well."""
+        """Add the metric of the webhook's health; ``find_problem`` returns None if healthy."""
 
 
 class WebhookReconciler:
-    """Maintenance loop for the webhook's Secret and configuration. Call ``run`` in every replica.
-
-    ``is_leader`` returns whether this replica may write to the cluster.
-    """
+    """Maintenance loop for the webhook's Secret and configuration; every replica runs it."""
 
     def __init__(
         self,
@@ -88,10 +82,6 @@ class WebhookReconciler:
         are_policies_known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """Prepare the upkeep. The files of the served certificate are written to ``folder``.
-
-        ``are_policies_known`` returns whether ``policies`` is complete.
-        """
         self._api, self._policies, self._webhook = api, policies, webhook
         self._address = WebhookAddress(webhook.namespace, webhook.name, webhook.url)
         self._secret = f"{webhook.namespace}/{webhook.name}"
@@ -99,7 +89,7 @@ class WebhookReconciler:
         self._tally, self._now = metrics, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
-        """Content of the Secret: a CA, or a server certificate that another program writes."""
+        """CA in the Secret, or a server certificate that another program writes."""
         self._before: tuple[bytes, datetime.datetime] | None = None
         """Previous bundle, and the time until which the API server trusts it."""
         self._trusted: tuple[bytes, float] | None = None
@@ -145,8 +135,7 @@ class WebhookReconciler:
     async def run(self) -> None:
         """Run :meth:`check` in a loop until cancelled.
 
-        Raises ApiError, OSError or TimeoutError if a request to the API server fails. The current
-        certificate then stays in use.
+        Raises ApiError, OSError or TimeoutError if a request to the API server fails.
         """
         while True:
             await self.check()
@@ -212,8 +201,8 @@ class WebhookReconciler:
         )
         return ca
 
+    # If ``source`` is None, the previous content stays.
     def _store_source(self, source: Certificate | None) -> None:
-        """Store the current content of the Secret. If it is None, keep the previous content."""
         if source is None:
             return
         if self._source is not None and self._source.bundle != source.bundle:
@@ -221,10 +210,7 @@ class WebhookReconciler:
         self._source = source
 
     async def _apply_configuration(self, source: Certificate, force_check: bool) -> None:
-        """Write the configuration if this is the leader, and read which bundle it contains.
-
-        With ``force_check``, read the live configuration even if nothing changed.
-        """
+        """Write the configuration if this is the leader, and read which bundle it contains."""
         policies, bundle = self._policies.list_all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]
@@ -265,7 +251,6 @@ class WebhookReconciler:
             self._load_certificate(create_server_certificate(self._address.host, source, now))
 
     def _load_certificate(self, certificate: Certificate) -> None:
-        """Use this certificate for new connections. Open connections keep the previous one."""
         self.certfile.write_bytes(certificate.certificate)
         self.keyfile.touch(mode=0o600)
         self.keyfile.write_bytes(certificate.key)

@@ -1,10 +1,6 @@
-"""Apply the circuit breaker's decisions: acquire, renew and release slot Leases.
+"""Acquire, renew and release slot Leases, as the module ``fleet.circuit_breaker`` decides.
 
-:mod:`plimsoll_operator.fleet.circuit_breaker` makes the decisions.
-
-The operator and the supervisors update a Lease by PUT with the resource version that they read, so
-only one of two concurrent writers succeeds. The operator measures times itself, because the holder
-of a Lease may write any time into it.
+The operator measures times itself, because the holder of a Lease may write any time into it.
 """
 
 from __future__ import annotations
@@ -35,8 +31,8 @@ log = logging.getLogger(__name__)
 
 MAX_WRITE_ATTEMPTS = 3
 MAX_LOST_RACES = 5
-"""Number of times in a row that a supervisor may acquire a Lease before the operator closes it.
-After that, the operator reopens other Leases anyway."""
+"""Number of times in a row that supervisors may acquire a Lease before the operator can close
+it. After that, the operator reopens other Leases anyway."""
 
 
 MAX_LEASE_TRANSITIONS = 2**31
@@ -44,11 +40,7 @@ MAX_LEASE_TRANSITIONS = 2**31
 
 
 class _LeaseState(NamedTuple):
-    """State of a Lease. Times are monotonic.
-
-    ``changed_at`` is the time of the last change of the Lease's spec, and ``is_held_since`` that of
-    ``is_held``.
-    """
+    """Observed state of a Lease, with monotonic times."""
 
     version: str
     changed_at: float
@@ -145,7 +137,6 @@ class CircuitBreaker:
         return dead, overlong
 
     def _revoke_unused_grants(self, now: float) -> None:
-        """Revoke unused grants after ``slot_turn`` seconds if other services wait for a slot."""
         opened = {lease["metadata"]["uid"] for lease in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:
@@ -160,11 +151,7 @@ class CircuitBreaker:
         return get_holder(lease) != OPERATOR_HOLDER or now - renewed >= RENEW_INTERVAL_S
 
     async def _close(self, lease: Object) -> bool:
-        """Close a Lease. Return False if a supervisor acquired the Lease first.
-
-        After more than :data:`MAX_LOST_RACES`, return True, because a client that writes one Lease
-        constantly must not delay the other Leases.
-        """
+        """Close a Lease; return False if a supervisor acquired it first."""
         uid = lease["metadata"]["uid"]
         for _ in range(MAX_WRITE_ATTEMPTS):
             newer = await self._write(lease, OPERATOR_HOLDER)
@@ -183,11 +170,7 @@ class CircuitBreaker:
         self._renewed.pop(lease["metadata"]["uid"], None)
 
     async def _write(self, lease: Object, holder: str) -> Object | None:
-        """Set the holder of a Lease. Return None if the write succeeded or was rejected for good.
-
-        If another client changed the Lease first, return the current Lease. Raises ApiError if the
-        request may succeed later.
-        """
+        """Set the holder. If another client changed the Lease first, return the current Lease."""
         spec = dict(lease.get("spec") or {})
         timestamp = format_rfc3339_micro(time.time())
         if spec.get("holderIdentity") != holder:

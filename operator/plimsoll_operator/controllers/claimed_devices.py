@@ -21,7 +21,7 @@ from plimsoll_operator.runtime.client import Api, ApiError
 log = logging.getLogger(__name__)
 
 MAX_PODS_READ = 16
-"""Maximum number of pods whose claims one reconcile reads. Later reconciles read the others."""
+"""Maximum number of pods whose claims one reconcile reads."""
 MAX_SLICES = 32
 """Maximum number of ResourceSlices of one driver and node that are read."""
 RETRY_S = 300.0
@@ -34,8 +34,7 @@ _Devices = dict[str, tuple[str, ...]]
 class ClaimedDevices:
     """Devices of pods from the status of their resource claims.
 
-    The devices of a running pod never change, so they are read once. Devices that cannot be read
-    are unknown, and never fail a reconcile: a supervisor has other ways to find them.
+    Devices that cannot be read are unknown, and never fail a reconcile.
     """
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
@@ -43,7 +42,7 @@ class ClaimedDevices:
         self._known: OrderedDict[str, tuple[float, _Devices]] = OrderedDict()
 
     async def find(self, namespace: str, pods: Iterable[PodView | SelectedPod]) -> _Devices:
-        """Return the UUIDs of the devices of each container, by :func:`make_container_key`."""
+        """Return the device UUIDs of each container, by :func:`make_container_key`."""
         found: _Devices = {}
         reads = 0
         for pod in pods:

@@ -52,7 +52,7 @@ NO_GROUPS_MESSAGE = (
 
 @dataclass
 class _Observation:
-    """Observations of one reconcile. ``pods`` excludes terminating and finished pods."""
+    """Observations of one reconcile; ``pods`` excludes terminating and finished pods."""
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None
@@ -74,17 +74,12 @@ class InferenceServiceController(Reconciler[_Observation]):
         requeue_later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = format_current_time,
     ) -> None:
-        """Prepare a controller for the services in ``store``.
-
-        ``served_kinds`` contains the optional kinds that the cluster serves now. ``requeue_later``
-        requeues a service after a number of seconds.
-        """
         super().__init__(api, store, scraper, config, requeue_later, clock)
         self._served_kinds, self._claims = served_kinds, ClaimModeCache(api, time.monotonic)
         self.suspects: set[Key] = set()
         """Services whose current revision leaks memory in most replicas."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
-        """Verdicts on the revisions of each service, each after an empty workload name."""
+        """Verdicts on the revisions of each service; the workload names are empty."""
 
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted service."""
@@ -156,10 +151,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         return replace(plan, dropped_fields=tuple(lacking))
 
     def _find_workload(self, key: Key, service: InferenceService | None) -> Object | None:
-        """Return the workload that creates the service's pods, or None.
-
-        For an invalid spec, return any workload of the service.
-        """
+        """Return the workload that creates the service's pods; any one if the spec is invalid."""
         if service is not None:
             return self._store.get(key, Ref(*get_workload_kind_and_name(service)))
         workloads = self._store.list_children(key, set(WORKLOAD_KINDS))

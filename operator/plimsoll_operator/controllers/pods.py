@@ -1,7 +1,6 @@
 """Write incidents about pods, delete old incidents, and evict pods.
 
-:mod:`plimsoll_operator.fleet.incidents` decides which. If a pod's status does not show why the pod
-does not start, this module also reads the pod's Events.
+:mod:`plimsoll_operator.fleet.incidents` decides which.
 """
 
 from __future__ import annotations
@@ -26,20 +25,15 @@ from plimsoll_operator.runtime.client import Api, ApiError
 log = logging.getLogger(__name__)
 
 DELETION_FIELD_MANAGER = "plimsoll-operator-incidents"
-"""Field manager of an incident's annotation :data:`OWNER_DELETED_ANNOTATION`."""
+"""Field manager of the annotation :data:`OWNER_DELETED_ANNOTATION`."""
 OWNER_DELETED_ANNOTATION = "plimsoll.dev/owner-gone-at"
-"""Annotation of an incident: the time at which the operator found its owner deleted (RFC 3339)."""
+"""Annotation of an incident: when the operator found its owner deleted (RFC 3339)."""
 MAX_PODS_WITH_EVENTS = 4
-"""Maximum number of pods whose Events are read in one reconcile. The pods of a service usually have
-the same problem."""
+"""Maximum number of pods whose Events are read in one reconcile."""
 
 
 class Evictions:
-    """Evictions, with at least ``retry_s`` seconds between two attempts for a pod.
-
-    Reconciles may follow each other within milliseconds, and each refused eviction costs a request
-    and a log line. ``clock`` is monotonic.
-    """
+    """Evictions, with at least ``retry_s`` seconds between two attempts for a pod."""
 
     def __init__(self, api: Api, clock: Callable[[], float], retry_s: float) -> None:
         self._api, self._clock, self._retry_s = api, clock, retry_s
@@ -70,9 +64,8 @@ async def reconcile_pods(
 ) -> float | None:  # fmt: skip
     """Write and delete incidents, and evict pods. Return the seconds until the next check, or None.
 
-    ``pods`` are all pods of the service or policy, including terminating pods. ``protected_pods``
-    are the names of pods that must not be evicted, because no controller would replace them.
-    ``groups`` are the multi-node groups.
+    ``pods`` include terminating pods. ``protected_pods`` are the names of pods that no controller
+    would replace. ``groups`` are the multi-node groups.
     """
     incidents = await _delete_surplus_incidents(api, store, key, incidents, now, config)
     for one in incidents:
@@ -103,8 +96,7 @@ async def delete_expired_incidents(
 ) -> float | None:
     """Delete the incidents of a deleted service or policy after :attr:`Intervals.orphans` seconds.
 
-    An annotation of the incidents stores the time of the deletion. Return the seconds until the
-    next deletion; None if no incident is left.
+    Return the seconds until the next deletion; None if no incident is left.
     """
     due = []
     for incident in await _delete_surplus_incidents(api, store, key, incidents, now, config):
@@ -127,7 +119,7 @@ async def delete_expired_incidents(
 async def _delete_surplus_incidents(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> list[Object]:
-    """Delete the incidents that exceed the limits. Return the remaining incidents."""
+    """Delete the incidents that exceed the limits, and return the others."""
     elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
     least_age_s = config.clocks.incident_age
     surplus = find_surplus_incidents(incidents, config.kept_incidents, now, least_age_s, elsewhere)
@@ -140,10 +132,6 @@ async def _delete_surplus_incidents(
 async def _apply_incident(
     api: Api, store: Store, item: Object, subresource: str = "", manager: str = FIELD_MANAGER
 ) -> None:
-    """Apply a patch to an existing incident, or log that the API server rejects it.
-
-    Raises ApiError if the request may succeed later.
-    """
     try:
         store.put(await api.apply(INCIDENT, item, subresource, manager))
     except ApiError as error:
@@ -161,17 +149,14 @@ async def _delete_incident(api: Api, store: Store, key: Key, incident: Object) -
         store.remove(incident)
 
 
+# The time at which the operator found the owner deleted; empty if unset.
 def _read_deletion_time(incident: Object) -> str:
-    """Return when the operator found the incident's owner deleted (RFC 3339); empty if unset."""
     return str((incident["metadata"].get("annotations") or {}).get(OWNER_DELETED_ANNOTATION, ""))
 
 
+# Without ``deleted_at``, the patch removes the time. It contains the UID, so that the API server
+# rejects it for a new incident with the same name.
 def _make_deletion_patch(incident: Object, deleted_at: str = "") -> Object:
-    """Return a patch that sets or, if ``deleted_at`` is empty, removes the owner's deletion time.
-
-    The patch contains the incident's UID, so the API server rejects it for a new incident with the
-    same name.
-    """
     meta = {name: incident["metadata"][name] for name in ("name", "namespace", "uid")}
     marks = {"annotations": {OWNER_DELETED_ANNOTATION: deleted_at}} if deleted_at else {}
     return {name: incident[name] for name in ("apiVersion", "kind")} | {"metadata": meta | marks}
@@ -184,10 +169,10 @@ async def read_pod_events(
     now: str,
     clocks: Intervals = DEFAULT_INTERVALS,
 ) -> tuple[dict[str, list[Object]], float | None]:
-    """Return the Events of pods without containers, by pod name, and the next check's delay.
+    """Return the Events of pods without containers by pod name, and the delay of the next check.
 
-    Only Events show, for example, that a volume cannot be mounted. The delay is in seconds; None if
-    no check is needed. Raises ApiError if the request may succeed later.
+    The delay is in seconds; None if no check is needed. Raises ApiError if the request may succeed
+    later.
     """
     requeue_s = [due_s] if (due_s := compute_next_change_s(pods, now)) is not None else []
     events: dict[str, list[Object]] = {}

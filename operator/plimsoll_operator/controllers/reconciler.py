@@ -62,10 +62,10 @@ def find_shortest_delay_s(*delays_s: float | None) -> float | None:
 
 
 class Reconciler(ABC, Generic[Observation]):
-    """Reconciler of one kind. A reconcile is idempotent.
+    """Reconciler of one kind; a reconcile is idempotent.
 
-    :meth:`apply_spec` stores what it observes, and :meth:`make_status` derives the status from
-    these observations, even after a failure.
+    :meth:`apply_spec` stores what it observes. :meth:`make_status` derives the status from it, even
+    after a failure.
     """
 
     KIND: ClassVar[Kind]
@@ -126,7 +126,7 @@ class Reconciler(ABC, Generic[Observation]):
     async def apply_spec(
         self, key: Key, item: Object, observation: Observation, requeue_delays_s: list[float | None]
     ) -> Failure | None:
-        """Apply the spec. Return a failure if part of the spec was not applied; None otherwise.
+        """Apply the spec; return a failure if part of it was not applied, otherwise None.
 
         Append the seconds until the next check to ``requeue_delays_s``. Raises InvalidSpecError,
         NameConflictError and ApiError.
@@ -154,11 +154,7 @@ class Reconciler(ABC, Generic[Observation]):
         memory: MemoryPolicy,
         published: Object | None,
     ) -> dict[str, str]:
-        """Return the further files of the supervisors' ConfigMap, by name.
-
-        ``replicas`` are those of ``pods`` whose revision is known, oldest first. ``published`` is
-        the current ConfigMap, or None.
-        """
+        """Return the further files of the supervisors' ConfigMap, by name."""
         files: dict[str, str] = {}
         if memory.has_auto_budget:
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")

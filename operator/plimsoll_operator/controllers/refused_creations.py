@@ -1,7 +1,7 @@
 """Detect from Events that the API server rejects the pods of a policy.
 
-A pod's owner reports a rejection in an Event. The operator watches only the metadata of Events with
-certain reasons. When such an Event changes, it reads the Event and the owner in full.
+The operator watches only the metadata of these Events. When one changes, it reads the Event and its
+owner in full.
 """
 
 from __future__ import annotations
@@ -30,18 +30,14 @@ log = logging.getLogger(__name__)
 
 EVENT_KINDS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
 REFUSAL_VALID_S = 60.0
-"""Seconds for which a rejection counts. While the problem persists, the owner tries again within
-this time."""
+"""Seconds for which a rejection counts; the pod's owner tries again within this time."""
 MAX_EVENTS_PER_READ = 400
 """Maximum number of Events that are read from a namespace in one request."""
 MAX_CACHED_OWNERS = 256
-"""Maximum number of cached owners."""
 
 
 @dataclass
 class _NamespaceEvents:
-    """Watches, policies and recent rejections of a namespace."""
-
     tasks: list[asyncio.Task[None]]
     policies: set[Key] = field(default_factory=set)
     read: list[tuple[RefusedCreation, Object]] = field(default_factory=list)
@@ -49,15 +45,11 @@ class _NamespaceEvents:
 
 
 class RefusedCreationWatch:
-    """Watches for rejected pods.
-
-    ``on_change`` is called with each policy in the namespace of a rejected pod.
-    """
+    """Watches for rejected pods; ``on_change`` is called with each policy in their namespace."""
 
     def __init__(
         self, api: Api, images: Images, on_change: Callable[[Key], None], clock: Callable[[], str]
     ) -> None:
-        """Prepare the watches. ``clock`` returns the time in RFC 3339."""
         self._api, self._images, self._on_change, self._clock = api, images, on_change, clock
         self._namespaces: dict[str, _NamespaceEvents] = {}
         self._owners: OrderedDict[str, Object] = OrderedDict()
@@ -77,8 +69,7 @@ class RefusedCreationWatch:
     ) -> tuple[RefusedCreation, ...]:
         """Return recent rejections that the policy's supervisor may cause, oldest first.
 
-        ``created`` is the policy's creation time in RFC 3339. Raises ApiError, OSError or
-        TimeoutError if a request to the API server fails.
+        Raises ApiError, OSError or TimeoutError if a request to the API server fails.
         """
         known = self._watch(key)
         if known.on_change:
@@ -128,7 +119,6 @@ class RefusedCreationWatch:
                 self._on_change(key)
 
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
-        """Return the rejections in a namespace's Events, each with its Event."""
         rejections: list[tuple[RefusedCreation, Object]] = []
         for events in EVENT_KINDS:
             count = 0
@@ -144,7 +134,6 @@ class RefusedCreationWatch:
         return rejections
 
     async def _read_owner(self, namespace: str, event: Object) -> Object | None:
-        """Return the object that the Event is about; None if it cannot be read or is deleted."""
         reference, kind = event["involvedObject"], find_owner_kind(event)
         if kind is None:
             return None

@@ -1,8 +1,4 @@
-"""Restart the workloads of a policy whose pods wait for a supervisor.
-
-The operator restarts each workload once per generation of the policy. As a trial, it may restart a
-single workload first.
-"""
+"""Restart a policy's workloads whose pods wait for a supervisor, once per policy generation."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ MAX_CHECKS_PER_RECONCILE = 10
 
 
 class _WorkloadCheck(NamedTuple):
-    """Result of checking a workload for one generation of a policy; ``text`` describes it."""
+    """Result of checking a workload for one generation of a policy."""
 
     generation: tuple[str, int, bool]
     checked_at: float
@@ -55,11 +51,7 @@ class _WorkloadCheck(NamedTuple):
 
 
 class RollingRestarts:
-    """Rolling restarts that the operator requests for workloads without supervisors.
-
-    The object remembers its requests, so an unchanged workload costs no API call. After a restart
-    of the operator, the workloads' annotations show the earlier requests.
-    """
+    """Rolling restarts of workloads whose pods wait for a supervisor."""
 
     def __init__(
         self,
@@ -68,11 +60,6 @@ class RollingRestarts:
         clock: Callable[[], float] = time.monotonic,
         clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
-        """Prepare the state. Requests are sent through ``api``.
-
-        ``is_webhook_ready`` returns whether pods that are created now get a supervisor; None if
-        there is no webhook.
-        """
         self._api, self._is_webhook_ready, self._clock = api, is_webhook_ready, clock
         self._clocks = clocks
         self._seen: dict[Key, tuple[tuple[str, int, bool], float]] = {}
@@ -95,10 +82,9 @@ class RollingRestarts:
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
         """Request rolling restarts of workloads whose pods wait for a supervisor.
 
-        If more than ``limit`` pods wait, and ``injection`` shows that no pod has started with a
-        supervisor yet, restart one workload first as a trial. Return the status text of each
-        workload, and the workloads whose restart this call requested. Raises ApiError if a request
-        may succeed later.
+        If more than ``limit`` pods wait before any pod has started with a supervisor, restart one
+        workload first as a trial. Return the status text of each workload, and the workloads whose
+        restart this call requested. Raises ApiError if a request may succeed later.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
@@ -167,10 +153,7 @@ class RollingRestarts:
         now: str,
         is_trial: bool,
     ) -> tuple[str, bool]:
-        """Request the restart of one workload.
-
-        Return the workload's status text, and whether this call requested the restart.
-        """
+        """Return the workload's status text, and whether this call requested the restart."""
         try:
             live = await self._api.get(kind, namespace, name)
             if live is None:

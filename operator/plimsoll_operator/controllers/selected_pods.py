@@ -1,8 +1,7 @@
 """Find the pods that policies select.
 
-A policy may select the pods of any workload, and a watch of full pods would receive every change in
-the cluster. The operator therefore watches only the pods' metadata, in each namespace with a
-policy. It reads the changed pods in full and caches a summary of each.
+The operator watches only the metadata of pods, in each namespace with a policy. It reads changed
+pods in full and caches a summary of each.
 """
 
 from __future__ import annotations
@@ -30,23 +29,20 @@ from plimsoll_operator.runtime.reflector import Reflector
 from plimsoll_operator.scraper import find_address
 
 MAX_SINGLE_READS = 8
-"""Maximum number of pods to read one by one. If more have changed, the operator lists all pods."""
+"""Maximum number of pods to read one by one; if more have changed, all are listed."""
 PODS_PER_PAGE = 50
-"""Number of pods in a page of a list. A pod may have 1.5 MiB, so a page has at most 75 MiB."""
+"""Number of pods in a page of a list; a pod may have 1.5 MiB."""
 
 PolicyGenerations = tuple[tuple[str, str, int], ...]
 
 
 class _CachedPod(NamedTuple):
-    """A pod's summary and address. ``version`` is the pod's resource version at ``read_at``."""
-
     version: str
     pod: SelectedPod
     address: str | None
     read_at: str
 
     def is_stale(self, version: str, now: str) -> bool:
-        """Report whether ``version`` is newer, or the summary is out of date at ``now``."""
         due = compute_next_stuck_s([self.pod], self.read_at)
         return _is_older(self.version, version) or (
             due is not None and compute_seconds_between(self.read_at, now) >= due
@@ -55,8 +51,6 @@ class _CachedPod(NamedTuple):
 
 @dataclass
 class _NamespacePods:
-    """Known pods of a namespace, for the current generations of its policies."""
-
     generations: PolicyGenerations
     policies: list[SupervisionPolicy]
     present: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
@@ -66,17 +60,14 @@ class _NamespacePods:
 
 
 class PolicyPods:
-    """Watches of the selected pods. ``on_change`` is called with each policy whose pods changed."""
+    """Watches of the selected pods; ``on_change`` is called with each policy whose pods changed."""
 
+    # ``timeout_s`` limits the wait for the first list. Changes within ``settle_s`` are reported
+    # once.
     def __init__(
         self, api: Api, store: Store, images: Images, on_change: Callable[[Key], None],
         timeout_s: float, settle_s: float, clock: Callable[[], str],
     ) -> None:  # fmt: skip
-        """Prepare the watches.
-
-        ``timeout_s`` limits the wait for the first list. Changes of a policy's pods within
-        ``settle_s`` are reported once. ``clock`` returns the time in RFC 3339.
-        """
         self._api, self._store, self._images, self._on_change = api, store, images, on_change
         self._timeout_s, self._settle_s, self._clock = timeout_s, settle_s, clock
         self._namespaces: dict[str, _NamespacePods] = {}
@@ -86,8 +77,7 @@ class PolicyPods:
     def sync(self, key: Key) -> None:
         """Watch the pods that the current policies of the key's namespace may select.
 
-        If these policies have changed, reconcile all of them, because a pod may now belong to
-        another policy.
+        If these policies have changed, reconcile all of them.
         """
         namespace = key.namespace
         items = [
@@ -187,7 +177,6 @@ class PolicyPods:
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
     def _notify_later(self, namespace: str, policies: Iterable[str]) -> None:
-        """Report changes of the policies' pods after ``settle_s`` seconds, once per policy."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:
@@ -211,8 +200,8 @@ def _get_generation(item: Object) -> tuple[str, str, int]:
     return meta["name"] + deleted, meta.get("uid", ""), meta.get("generation", 0)
 
 
+# Resource versions are compared as numbers.
 def _is_older(version: str, other_version: str) -> bool:
-    """Report whether ``version`` is the older resource version. Both are compared as numbers."""
     if not (version.isdigit() and other_version.isdigit()):
         return version != other_version
     return int(version) < int(other_version)

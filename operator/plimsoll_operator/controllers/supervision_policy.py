@@ -53,11 +53,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Observation:
-    """Observations of one reconcile.
-
-    ``pods`` is None if the pods could not be read. ``wait_reasons`` says for each workload why its
-    pods still wait for a supervisor.
-    """
+    """Observations of one reconcile; ``pods`` is None if the pods could not be read."""
 
     pods: tuple[SelectedPod, ...] | None = None
     refused: tuple[RefusedCreation, ...] = ()
@@ -80,11 +76,6 @@ class PolicyController(Reconciler[_Observation]):
         clock: Callable[[], str] = format_current_time,
         is_webhook_ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Prepare a controller for the policies in ``store``.
-
-        ``add`` requeues a policy at once, and ``requeue_later`` after a number of seconds.
-        ``is_webhook_ready`` returns whether pods that are created now get a supervisor.
-        """
         super().__init__(api, store, scraper, config, requeue_later, clock)
         clocks, images = config.clocks, config.images
         check = is_webhook_ready if config.webhook is not None else None
@@ -95,15 +86,13 @@ class PolicyController(Reconciler[_Observation]):
         self._refused = RefusedCreationWatch(api, images, add, clock)
         self._groups = GroupHistory()
         self.suspects: dict[Key, tuple[str, ...]] = {}
-        """Names of the workloads of each policy with a revision that leaks memory in most
-        replicas."""
+        """Names of each policy's workloads with a suspect revision."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
         """Verdicts on the revisions of each policy's workloads, each with the workload's name."""
         self.pods: dict[Key, dict[SupervisionState, int]] = {}
         """Number of each policy's pods by state, excluding terminating ones."""
         self.stopped: dict[Key, bool] = {}
-        """Whether each policy's injection has stopped because pods do not start with a
-        supervisor."""
+        """Whether each policy's injection has stopped."""
 
     async def handle(self, key: Key) -> None:
         """Reconcile ``key`` and update its status."""
@@ -170,7 +159,7 @@ class PolicyController(Reconciler[_Observation]):
     async def _request_restarts(
         self, key: Key, item: Object, policy: SupervisionPolicy, plan: PolicyPlan
     ) -> dict[WorkloadRef | None, str]:
-        """Request rolling restarts. Return why each workload's pods still wait."""
+        """Request rolling restarts, and return why each workload's pods still wait."""
         wait_reasons, requested = await self._restarts.request(
             key,
             policy,
@@ -233,7 +222,6 @@ class PolicyController(Reconciler[_Observation]):
 
 
 def _make_views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodView]:
-    """Return a view of each supervised or terminating pod, without its containers."""
     return [
         PodView.make_without_containers(
             pod.name, pod.uid, pod.created, pod.state is SupervisionState.LEAVING

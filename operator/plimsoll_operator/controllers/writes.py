@@ -1,8 +1,4 @@
-"""Write the objects, status and Events of a service or a policy.
-
-:class:`FailureCounter` decides when a failure appears in the status. A failure to write an Event
-does not stop the reconcile.
-"""
+"""Write the objects, status and Events of a service or a policy."""
 
 from __future__ import annotations
 
@@ -43,11 +39,9 @@ REPORT_AFTER_FAILURES = 3
 
 MAX_CACHED_EVENTS = 1024
 CLAIM_CACHE_S = 600.0
-"""Seconds for which a claim's access modes are cached. A claim's modes never change, but a new
-claim may get the same name."""
+"""Seconds for which a claim's access modes are cached; a new claim may get the same name."""
 EVENT_DEDUPLICATION_S = 600.0
-"""Seconds within which a repeated Event is not written again. A failure repeats its Event at each
-attempt."""
+"""Seconds within which a repeated Event is not written again."""
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -66,8 +60,7 @@ class NameConflictError(Exception):
 class OwnedObjectWriter:
     """Writer of the planned objects of a service or policy.
 
-    After each write, it stores a hash of the fields that Plimsoll owns. It does not apply the same
-    object again while these fields are unchanged, even if other fields have changed.
+    It does not apply an object again while the fields that Plimsoll owns are unchanged.
     """
 
     def __init__(self, api: Api, store: Store) -> None:
@@ -81,8 +74,8 @@ class OwnedObjectWriter:
     async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
         """Apply an object. Return False if the object is already up to date.
 
-        ``uid`` is the UID of the owner. ``first_replicas`` is the replica count of a new workload.
-        Raises :class:`NameConflictError` if an object of another owner has the same name.
+        ``uid`` is the owner's. ``first_replicas`` is the replica count of a new workload. Raises
+        :class:`NameConflictError` if an object of another owner has the same name.
         """
         kind, live = KINDS_BY_NAME[desired["kind"]], self._store.get(key, make_ref(desired))
         if live is not None and get_owner_uid(live) != uid:
@@ -108,10 +101,7 @@ class OwnedObjectWriter:
         return True
 
     async def remove(self, key: Key, surplus: Sequence[Object]) -> None:
-        """Delete each object unless it has changed since it was read.
-
-        A supervisor may have acquired a Lease, for example.
-        """
+        """Delete each object unless it has changed since it was read."""
         for item in surplus:
             log.info("%s: deleting %s", key, " ".join(make_ref(item)))
             if await self._api.delete(KINDS_BY_NAME[item["kind"]], item):
@@ -158,8 +148,7 @@ class FailureCounter:
     ) -> tuple[Failure, Exception | None]:
         """Return the failure for the status, and the error to raise after the status is written.
 
-        The error is None for an invalid spec. Raises ``problem`` itself while it may be transient,
-        so that the reconcile is retried and the status does not flap.
+        The error is None for an invalid spec. Raises ``problem`` itself while it may be transient.
         """
         if isinstance(problem, InvalidSpecError):
             return Failure(problem.reason, str(problem), is_lasting=True), None
@@ -176,7 +165,7 @@ class FailureCounter:
 
 
 class ClaimModeCache:
-    """Cache that stores for each claim whether pods on several nodes may mount it."""
+    """Cache of whether pods on several nodes may mount a claim."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
@@ -215,7 +204,7 @@ class _RecordedEvent:
 
 
 class EventRecorder:
-    """Writer of Events. ``clock`` returns the time in RFC 3339."""
+    """Writer of Events; ``clock`` returns the time in RFC 3339."""
 
     def __init__(self, api: Api, clock: Callable[[], str]) -> None:
         self._api, self._clock = api, clock

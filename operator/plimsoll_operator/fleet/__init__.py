@@ -1,4 +1,1 @@
-"""Evaluate the pods, incidents and Leases of services and policies, in pure functions.
-
-The controllers act on the results.
-"""
+"""Evaluate pods, incidents and Leases in pure functions; the controllers act on the results."""

@@ -1,16 +1,10 @@
 """Decide which services may restart replicas now, and which must wait: the circuit breaker.
 
-The circuit breaker limits the number of replicas that restart at the same time in the whole
-cluster. Each workload of a SupervisionPolicy counts as a service, with its own slots.
+A supervisor must hold a slot Lease to restart its replica, so the operator itself acquires the free
+Leases of services that must wait. A fleet without incidents causes no writes.
 
-A supervisor must hold a slot Lease to restart its replica. If services with incidents need more
-slots than the limit, the operator itself acquires the free Leases of the services that must wait.
-It releases these Leases as other services finish. A fleet without incidents causes no writes. The
-operator's Leases expire too, so without the operator, only the limit of each service applies.
-
-Tenants can write the Leases and incidents of their namespaces, but must not starve other tenants.
-A dead holder does not count. A namespace and a service each get at most their share of the limit.
-Services whose incidents request a slot come first.
+Tenants can write the Leases and incidents of their namespaces, so a namespace and a service each
+get at most their share of the limit.
 """
 
 from __future__ import annotations
@@ -30,11 +24,9 @@ OPERATOR_HOLDER = "plimsoll-operator"
 LEASE_DURATION_S = 120
 RENEW_INTERVAL_S = 40.0
 SHARE_DIVISOR = 2
-"""Divisor of the limit that yields the share of a namespace or a service. If several namespaces
-have slots, each may use half of the limit. A single namespace may use the whole limit."""
+"""Divisor of the limit: if several namespaces have slots, each may use half of the limit."""
 
 AWAITING_SLOT_PHASE = "AwaitingSlot"
-"""Phase of an incident whose supervisor tries to acquire a slot."""
 
 REQUESTED_RANK, IDLE_RANK = 0, 1
 LATEST_TIME = "~"
@@ -80,11 +72,10 @@ def allocate_slots(
 ) -> SlotAllocation:
     """Decide which slots to close and which to leave open.
 
-    ``limit`` is the maximum number of slots that are held or left open. ``expired_uids`` are the
-    UIDs of Leases that count as free. ``overlong_uids`` are the UIDs of held Leases that no longer
-    count towards the limit. ``last_turn_ends`` maps a Lease's UID to the end of its last turn.
-    Leases that a supervisor requests come first, then those with the oldest turn, then those with
-    the oldest incident.
+    ``limit`` is the maximum number of slots that are held or left open. ``expired_uids`` are Leases
+    that count as free, and ``overlong_uids`` held Leases that no longer count. ``last_turn_ends``
+    maps a Lease's UID to the end of its last turn. Requested Leases come first, then those with the
+    oldest turn, then those with the oldest incident.
     """
     ended = last_turn_ends or {}
     slots = [one for one in leases if _is_slot(one)]
@@ -123,8 +114,6 @@ def allocate_slots(
 
 
 class _FairShareCounter:
-    """Counter of how much of the limit each service and namespace uses."""
-
     def __init__(self, slots: list[Object], limit: int) -> None:
         self._limit = limit
         sets = {_make_slot_set(one) for one in slots}
@@ -136,11 +125,11 @@ class _FairShareCounter:
         self._used = 0
 
     def try_grant(self, key: SlotSet) -> bool:
-        """Count a slot for a service if the limit and the shares allow it. Report whether."""
+        """Count a new slot if the limit and the shares allow it; return whether they do."""
         return self._used < self._limit and self.try_hold(key)
 
     def try_hold(self, key: SlotSet) -> bool:
-        """Count a held slot if the shares of its service and namespace allow it. Report whether."""
+        """Count a held slot if the shares allow it; return whether they do."""
         within = (
             self._services[key] < self._of_service
             and self._namespaces[key.namespace] < self._of_namespace
@@ -156,8 +145,7 @@ def _find_waiting_slot_sets(
 ) -> dict[SlotSet, tuple[int, str]]:
     """Return the rank and the oldest incident's creation time of each set with an open incident.
 
-    A set whose incident requests a slot ranks first. Times and workload in an incident's own fields
-    are ignored, because a supervised pod can write them.
+    Times and workload in an incident are ignored, because a supervised pod can write them.
     """
     of_pods: dict[tuple[str, str], SlotSet] | None = None
     waiting: dict[SlotSet, tuple[int, str]] = {}
@@ -196,11 +184,8 @@ def get_holder(lease: Object) -> str:
     return str((lease.get("spec") or {}).get("holderIdentity") or "")
 
 
+# Anyone may set the label, so it does not suffice.
 def _is_slot(lease: Object) -> bool:
-    """Report whether the Lease is a slot. The label does not suffice, because anyone may set it.
-
-    A policy's slot that is free and that no pod may take does not count.
-    """
     key, name = find_key(lease), lease["metadata"]["name"]
     if key is None:
         return False

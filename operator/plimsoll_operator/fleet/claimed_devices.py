@@ -1,8 +1,4 @@
-"""Find the UUIDs of the devices that resource claims give to the containers of a pod.
-
-The scheduler writes the devices of a claim into its status. A driver publishes the attributes of
-its devices in ResourceSlices, and drivers of GPUs publish the attribute ``uuid``.
-"""
+"""Find the UUIDs of the devices that resource claims give to the containers of a pod."""
 
 from __future__ import annotations
 
@@ -40,10 +36,7 @@ class AllocatedDevice(NamedTuple):
 
 
 def list_claim_uses(pod: Object) -> tuple[ClaimUse, ...]:
-    """Return the claims that the containers of ``pod`` use; empty before it is scheduled.
-
-    The supervisor's container is omitted.
-    """
+    """Return the claims that the containers of ``pod`` use; empty before it is scheduled."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     node = str(spec.get("nodeName") or "")
     names = {
@@ -69,8 +62,8 @@ def list_claim_uses(pod: Object) -> tuple[ClaimUse, ...]:
 def list_allocated_devices(claim: Object, pod_uid: str, request: str = "") -> list[AllocatedDevice]:
     """Return the devices of ``claim`` for ``request``, or all of them without a request.
 
-    The list is empty if the claim is not reserved for the pod, because a pod may name any claim of
-    its namespace. Devices with administrative access are omitted, because others use them.
+    The list is empty if the claim is not reserved for the pod. Devices with administrative access
+    are omitted.
     """
     status = claim.get("status") or {}
     if pod_uid not in {one.get("uid") for one in status.get("reservedFor") or ()}:
@@ -86,10 +79,7 @@ def list_allocated_devices(claim: Object, pod_uid: str, request: str = "") -> li
 
 
 def find_uuids(devices: Iterable[AllocatedDevice], slices: Iterable[Object]) -> tuple[str, ...]:
-    """Return the UUIDs that drivers publish for ``devices``; empty unless all are known.
-
-    While a driver updates a pool, the slices of the newest generation count.
-    """
+    """Return the UUIDs that drivers publish for ``devices``; empty unless all are known."""
     newest: dict[AllocatedDevice, tuple[int, str]] = {}
     for spec in (one["spec"] for one in slices):
         pool = spec["pool"]
@@ -103,10 +93,7 @@ def find_uuids(devices: Iterable[AllocatedDevice], slices: Iterable[Object]) -> 
     return tuple(found)
 
 
+# An attribute's name may have the driver's name as its domain.
 def _read_uuid(attributes: Mapping[str, Object], name: AllocatedDevice) -> str:
-    """Return the device's UUID; empty without one.
-
-    The name of an attribute may have the driver's name as its domain.
-    """
     qualified = attributes.get(f"{name.driver}/{UUID_ATTRIBUTE}") or {}
     return str((attributes.get(UUID_ATTRIBUTE) or qualified).get("string") or "")

@@ -1,8 +1,6 @@
 """Find the unhealthy devices of pods.
 
-With the feature gate ``ResourceHealthStatus`` (KEP-4680), the kubelet writes the health of devices
-into the pod's status, if their device plugin or DRA driver reports it. Without a report, the health
-is unknown, and this module returns nothing.
+The kubelet reports them with the feature gate ``ResourceHealthStatus`` (KEP-4680).
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ UNHEALTHY = "Unhealthy"
 
 
 def list_unhealthy_devices(pod: Object) -> tuple[str, ...]:
-    """Return the devices of a ``pod`` that the kubelet reports as unhealthy, as text.
+    """Return the devices that the kubelet reports as unhealthy.
 
-    An example is ``gpu-0 (claim:devices)``, with the name of the resource or claim in parentheses.
+    An example is ``gpu-0 (claim:devices)``.
     """
     status = pod.get("status") or {}
     statuses = (

@@ -1,7 +1,7 @@
 """Detect multi-node groups that their controller recreates repeatedly.
 
-A recreated group has new pods, so their containers have no restarts and the kubelet reports no
-crash loop. The operator therefore counts the leader pods that it has observed since its start.
+The kubelet reports no crash loop for new pods, so the operator counts the leader pods since its
+start.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key
 
 RECREATION_WINDOW_S = 600.0
-"""Seconds for which a recreation of a group counts, equal to the kubelet's time for restarts."""
+"""Seconds for which a recreation counts, equal to the kubelet's time for restarts."""
 MIN_RECREATIONS_IN_LOOP = 4
-"""Number of recreations that count as a crash loop. A rollout causes one recreation, and a
-supervisor's restart budget allows three restarts an hour by default."""
+"""Number of recreations that count as a crash loop; a rollout causes one."""
 MIN_LEADER_AGE_FOR_RECOVERY_S = 120.0
-"""Minimum age in seconds of a ready leader whose group counts as recovered."""
+"""Minimum age of a ready leader whose group counts as recovered."""
 MAX_LEADERS_PER_GROUP = 32
-"""Maximum number of leaders to remember for each group: the newest."""
 SUPERVISED_STATES = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 
@@ -30,8 +28,8 @@ SUPERVISED_STATES = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 class GroupStarts:
     """Recent starts of a group.
 
-    ``leader`` is the group's newest leader pod, and ``age_s`` its age in seconds. ``recreations``
-    is the number of recreations within :data:`RECREATION_WINDOW_S`.
+    ``leader`` is its newest leader pod, and ``age_s`` the pod's age. ``recreations`` are those
+    within :data:`RECREATION_WINDOW_S`.
     """
 
     leader: SelectedPod
@@ -61,11 +59,7 @@ class GroupHistory:
         self._created.pop(key, None)
 
     def record_starts(self, key: Key, pods: Iterable[SelectedPod], now: str) -> list[GroupStarts]:
-        """Return the recent starts of each LeaderWorkerSet group among ``pods``.
-
-        ``now`` is RFC 3339. The history of a group without a leader pod is kept for
-        :data:`RECREATION_WINDOW_S`.
-        """
+        """Return the recent starts of each LeaderWorkerSet group among ``pods``."""
         groups: dict[tuple[str, str], list[SelectedPod]] = defaultdict(list)
         for one in pods:
             ref, name = one.member.workload, one.member.group

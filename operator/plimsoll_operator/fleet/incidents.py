@@ -1,13 +1,7 @@
 """Plan which incidents the operator itself opens, ends and deletes.
 
-The operator opens incidents for OOM kills and crash loops, and ends incidents of deleted replicas.
-A supervisor reports the OOM kill of its own engine, so the operator waits for this report first.
-The name of an incident contains the pod and its number of restarts, so each OOM kill has one
-incident.
-
-The operator deletes old incidents, so that the list stays readable and no pod can fill etcd. It
-also limits open incidents, because a client with a supervised pod's token can leave its incidents
-open.
+It opens incidents for OOM kills and crash loops, and ends those of deleted replicas. It deletes old
+incidents and limits open ones, so that no pod can fill etcd.
 """
 
 from __future__ import annotations
@@ -43,16 +37,16 @@ REPLACE_STEP = "PodReplace"
 REQUESTED_OUTCOMES = frozenset({"Requested", "Begun"})
 ENGINE_RESTART_STEP = "EngineRestart"
 STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
-"""Outcomes of an engine restart that recreated the group. They include ``Begun``, because the
-restart may kill the supervisor before it reports success."""
+"""Outcomes of an engine restart that recreated the group. The restart may kill the supervisor
+before it reports success."""
 MAX_KEPT_INCIDENTS_PER_POD = 10
-"""Maximum number of incidents kept for each pod. This is half of the API's
-``MAX_INCIDENTS_PER_POD``, so that a name is always free."""
+"""Incidents kept for each pod: half of the API's ``MAX_INCIDENTS_PER_POD``, so that a name is
+always free."""
 MAX_OPEN_INCIDENTS = 500
-"""Maximum number of open incidents kept for each service or policy: enough for one per replica."""
+"""Open incidents kept for each service or policy: enough for one per replica."""
 MAX_KEPT_INCIDENTS_PER_NAMESPACE = 2000
 MAX_GROUP_NAME_CHARS, MAX_POD_PREFIX_CHARS = 63, 220
-"""Maximum lengths of the names of a group, and of a pod within an incident's name."""
+"""Maximum lengths of a group's name, and of a pod's name within an incident's name."""
 _SUSPECTED_PHASES = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 
 
@@ -75,8 +69,7 @@ def plan_incidents(
 ) -> IncidentChanges:
     """Return the incidents to open or end, and the pods to evict.
 
-    ``pods`` are all pods of the service, including terminating ones. ``now`` is RFC 3339.
-    ``groups`` are the multi-node groups of a policy.
+    ``pods`` include terminating ones, and ``now`` is RFC 3339.
     """
     changes = IncidentChanges()
     _update_group_incidents(changes, service, groups, incidents, now)
@@ -143,7 +136,6 @@ def _add_crash_loops(
     changes: IncidentChanges, service: Object, pod: PodView, container: Container,
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
-    """Open an incident for a crash loop, or resolve it once the container is ready."""
     open_ = [
         one for one in incidents
         if _is_open(one)
@@ -175,7 +167,6 @@ def _add_crash_loops(
 
 
 def _is_group_incident(incident: Object) -> bool:
-    """Report whether the incident is about a group, not a pod, so that it outlives its pods."""
     return incident["spec"]["kind"] == "CrashLoop" and bool(incident["spec"].get("podGroup"))
 
 
@@ -183,7 +174,6 @@ def _update_group_incidents(
     changes: IncidentChanges, policy: Object, groups: Sequence[GroupStarts],
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
-    """Open an incident for each group in a crash loop. End the incidents of other groups."""
     open_ = {
         (one["spec"]["workloadRef"]["name"], one["spec"]["podGroup"]): one
         for one in incidents
@@ -235,10 +225,7 @@ def _make_group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, n
 def _end_orphaned_incident(
     changes: IncidentChanges, incident: Object, has_successor: bool, now: str
 ) -> None:
-    """End an incident whose pod no longer exists, or wait if the pod may not be in the store yet.
-
-    ``has_successor`` is True if the store has a later pod with the same name.
-    """
+    """End an incident whose pod no longer exists; wait if the store may not contain the pod yet."""
     age = _compute_seconds_between(incident["metadata"].get("creationTimestamp") or now, now)
     if not has_successor and age is not None and age < REPORT_GRACE_S:
         wait_s = min(REPORT_GRACE_S, REPORT_GRACE_S - age)
@@ -254,7 +241,6 @@ def _end_orphaned_incident(
 
 
 def _make_incident_name(pod: str, container: Container, suffix: str) -> str:
-    """Return the name of a container's incident; it has at most 253 characters."""
     end = f"-{container.name}-{suffix}"
     return pod[: 253 - len(end)] + end
 
@@ -271,11 +257,8 @@ def _is_replacement_requested(incident: Object) -> bool:
     )
 
 
+# Only the creation times are compared, because the API server sets them.
 def _has_own_pod(incident: Object, pod: PodView | None) -> bool:
-    """Report whether ``pod`` is the incident's pod, not a later pod with the same name.
-
-    Only the creation times are compared, because the API server sets them.
-    """
     if pod is None:
         return False
     delay_s = _compute_seconds_between(
@@ -285,7 +268,6 @@ def _has_own_pod(incident: Object, pod: PodView | None) -> bool:
 
 
 def _has_restarted_group(incident: Object) -> bool:
-    """Report whether the incident has restarted its whole multi-node group."""
     steps = (incident.get("status") or {}).get("timeline") or ()
     done = any(
         one.get("step") == ENGINE_RESTART_STEP and one.get("outcome") in STARTED_OUTCOMES
@@ -327,10 +309,10 @@ def _make_incident(
     }
 
 
+# Texts are truncated to the limits of the CRD.
 def _end_incident(
     changes: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
-    """Add a status that ends the incident. Texts are truncated to the limits of the CRD."""
     identity = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}
@@ -352,22 +334,17 @@ def _count_text_chars(status: Object) -> int:
     return sum(map(len, [*texts, *(one.get("message") or "" for one in entries)]))
 
 
+# An incident's spec never changes, so its generation is always 1.
 def _add_conditions(status: Object, opened_at: str) -> Object:
-    """Return the status with its conditions.
-
-    An incident's spec never changes, so its generation is always 1.
-    """
     added = make_conditions(
         status["phase"], status.get("outcome"), opened_at, status.get("endedAt")
     )
     return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(added)}
 
 
+# In Unix seconds. The schema's ``date-time`` accepts malformed times, for example without a time
+# zone.
 def _parse_time(timestamp: str) -> float | None:
-    """Convert an incident's timestamp to Unix seconds; None if it is malformed.
-
-    The schema's ``date-time`` accepts malformed times, for example without a time zone.
-    """
     try:
         return parse_rfc3339(timestamp)
     except (ValueError, OverflowError):
@@ -375,7 +352,6 @@ def _parse_time(timestamp: str) -> float | None:
 
 
 def _compute_seconds_between(since: str, until: str) -> float | None:
-    """Return the seconds from ``since`` to ``until``; None if either time is malformed."""
     begin, end = _parse_time(since), _parse_time(until)
     return None if begin is None or end is None else end - begin
 
@@ -385,11 +361,8 @@ def find_surplus_incidents(
 ) -> list[Object]:
     """Return the incidents of a service or policy that exceed a limit, oldest first.
 
-    The limits are ``max_ended`` ended incidents, :data:`MAX_OPEN_INCIDENTS` open ones,
-    :data:`MAX_KEPT_INCIDENTS_PER_POD` for each pod, and :data:`MAX_KEPT_INCIDENTS_PER_NAMESPACE`
-    for the namespace, which has ``other_count`` other incidents. Ended incidents are deleted first.
-    The newest confirmed incident and all incidents younger than ``min_age_s`` seconds are kept.
-    ``now`` is RFC 3339.
+    Ended incidents are deleted first. The newest confirmed incident and all incidents younger than
+    ``min_age_s`` are kept. ``other_count`` is the number of other incidents in the namespace.
     """
     order = sorted(incidents, key=lambda one: (_is_open(one), _get_creation_time(one)))
     newest = max(filter(_is_confirmed, order), key=_get_creation_time, default=None)

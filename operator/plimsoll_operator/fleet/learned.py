@@ -1,12 +1,7 @@
 """Merge what supervisors have learned about memory growth, for new pods and revisions.
 
-The operator stores the result as ``learned.json`` in the ConfigMap with the supervisors'
-configuration, so it survives the pods. The supervisor itself stores what its replica has learned in
-its journal.
-
-The operator ignores replicas with an open growth incident, and replicas that were observed for less
-than half of the longest time. It uses the lower median of the other replicas, so one replica of
-three cannot raise the budget of the others.
+The operator stores the result as ``learned.json`` in the supervisors' ConfigMap. It uses the lower
+median of the replicas that were observed for long enough and have no open growth incident.
 """
 
 from __future__ import annotations
@@ -34,9 +29,9 @@ from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0
 MAX_BUDGET_CHANGE_DAYS = 1.0
-"""Maximum time in days that counts for one update of a budget, whose change per day is limited."""
+"""Maximum number of days that count for one update of a budget."""
 MIN_CHANGE_SHARE = 0.05
-"""Smallest relative change of a value that is published, because each publication is a write."""
+"""Smallest relative change of a value that is published."""
 LEARNED_MEMORY_GETTERS: tuple[
     tuple[str, Callable[[SupervisorMetrics], LearnedMemory | None]], ...
 ] = (
@@ -54,9 +49,8 @@ def make_learned_file(
 ) -> str:
     """Return the content of the learned file; empty if nothing is known.
 
-    ``published`` is the current content, and ``now`` is Unix time. ``replicas`` are the pods,
-    oldest first. A workload's values are those of its newest pod's revision, and change at most
-    once an hour.
+    ``published`` is the current content, and ``now`` is Unix time. ``replicas`` are sorted, oldest
+    first.
     """
     hour = int(now // HOUR_S)
     known = {
@@ -88,7 +82,6 @@ def make_learned_file(
 
 
 def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
-    """Parse a learned file. Return an empty tuple if it is malformed."""
     try:
         return decode_learned_workloads(text.encode()) if text else ()
     except MalformedError:
@@ -103,10 +96,7 @@ def _merge_learned_memory(
     reports: Sequence[SupervisorMetrics],
     hour: int,
 ) -> LearnedMemory | None:
-    """Return the values that the replicas learned for one kind of memory; None if none did.
-
-    ``memory`` is ``host`` or ``device``, and ``getter`` reads its values from a report.
-    """
+    """Return the values that the replicas learned for one kind of memory; None if none did."""
     old: LearnedMemory | None = getattr(previous, memory) if previous is not None else None
     if old is not None and previous is not None and previous.revision != revision:
         # The next revision starts with the budget, and learns its own growth.
@@ -136,7 +126,6 @@ def _merge_learned_memory(
 
 
 def _has_significant_change(old: LearnedWorkload, new: LearnedWorkload) -> bool:
-    """Report whether ``new`` differs enough from ``old`` to be published."""
     if old.revision != new.revision:
         return True
     for name, _ in LEARNED_MEMORY_GETTERS:

@@ -1,9 +1,7 @@
 """Find workers that are left over from an earlier start of their multi-node group.
 
-When a LeaderWorkerSet replaces a leader, the garbage collector deletes the StatefulSet of its
-workers, and then their pods. If its watch breaks meanwhile, it may miss that the StatefulSet was
-replaced by a new one with the same name. The old pods then stay until kube-controller-manager
-restarts, and their names block the new workers.
+The garbage collector may miss that a StatefulSet was replaced by one with the same name. The old
+pods then stay, and their names block the new workers.
 """
 
 from __future__ import annotations
@@ -16,15 +14,14 @@ from plimsoll_operator.fleet.pods import Cause, PodView, compute_seconds_between
 LEFTOVER_MESSAGE = "workers left over from an earlier start of the group"
 """Start of the cause's message, before the names of the pods."""
 MIN_LEADER_AGE_S = 120.0
-"""Minimum age in seconds of a leader whose older workers count as left over. After an outage of the
-API server, two watches of client-go, which wait up to 60 s each, must notice the deletion."""
+"""Minimum age of a leader whose older workers count as left over. After an outage, two watches
+of up to 60 s each must notice a deletion."""
 
 
 def find_leftover_workers(pods: Iterable[PodView], now: str) -> Cause | None:
     """Return a cause that names the left-over workers among ``pods``; None if there are none.
 
-    ``pods`` must not be terminating. ``now`` is RFC 3339. Use the cause only to explain why a group
-    is not ready: clock skew between API servers can look the same.
+    ``pods`` must not be terminating. Clock skew between API servers can look the same.
     """
     groups: dict[str, list[PodView]] = defaultdict(list)
     for pod in pods:

@@ -1,7 +1,4 @@
-"""Find the resource claims that prevent a pod from being scheduled, because they do not exist.
-
-``claimed_devices.py`` reads the devices of claims.
-"""
+"""Find the resource claims that prevent a pod from being scheduled, because they do not exist."""
 
 from __future__ import annotations
 
@@ -9,11 +6,7 @@ from typing import Any
 
 
 def list_missing_claims(pod: dict[str, Any]) -> list[str]:
-    """Return a text for each claim that does not exist yet; empty if the pod waits for none.
-
-    The scheduler ignores a pod until all its claims exist, and writes no condition. The pod's
-    status names each claim that was created from a ResourceClaimTemplate.
-    """
+    """Return a text for each missing claim, because the scheduler writes no condition for it."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     if spec.get("nodeName"):
         return []

@@ -1,8 +1,7 @@
 """Parse a pod's status, and find out why a container is not ready or cannot start.
 
-The cause for a crash-looping container must not change while the container alternates between
-running and waiting. The cause therefore depends only on counts and times in the pod's status; the
-operator keeps no state of its own.
+The cause depends only on counts and times in the status, so that it does not change during a crash
+loop.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ from plimsoll_operator.kinds import Object
 BACKOFF_RESET_S = 600.0
 """Run time in seconds after which the kubelet resets a container's back-off."""
 MIN_RECOVERY_RUN_S = 30.0
-"""Minimum run time in seconds after which a container counts as recovered. The container must also
-run twice as long as in its previous run."""
+"""Minimum run time after which a container counts as recovered, if it also ran twice as long as
+before."""
 PLANNED_EXIT_CODES = (0, 143)
-"""Exit codes of a container that was stopped on request, for example for a planned restart."""
+"""Exit codes of a container that was stopped on request."""
 MIN_AGE_FOR_EVENTS_S = 10.0
-"""Minimum age in seconds of a pod without containers before its Events are read."""
+"""Minimum age of a pod without containers before its Events are read."""
 MAX_EVENT_AGE_S = 180.0
-"""Maximum age in seconds of an Event that counts. The kubelet retries a volume every two minutes or
-more often."""
+"""Maximum age of an Event that counts; the kubelet retries a volume at least every two minutes."""
 CREATION_EVENT_REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
 )
@@ -53,7 +51,7 @@ Events = Mapping[str, Sequence[Object]]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Reason why a container is not ready. ``blocking`` is True if only a person can fix it."""
+    """Reason why a container is not ready; ``blocking`` is True if only a person can fix it."""
 
     reason: str
     message: str
@@ -62,12 +60,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """Status of a container. Absent texts are empty, and times are RFC 3339.
+    """Status of a container; absent texts are empty, and times are RFC 3339.
 
-    ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` are the
-    kubelet's reason and message for a waiting container. ``terminations`` are the most recent
-    terminations (Kubernetes' ``terminated``), newest first. ``startup_s`` is the time that the
-    startup probe allows, and ``memory`` the memory limit.
+    ``reason`` and ``text`` are those of a waiting container. ``terminations`` are newest first.
+    ``startup_s`` is the time that the startup probe allows, and ``memory`` the memory limit.
     """
 
     name: str
@@ -84,7 +80,7 @@ class Container:
 
     @property
     def last_termination(self) -> Object:
-        """The container's last termination; empty if it has never terminated."""
+        """Last termination of the container; empty if it has never terminated."""
         return self.terminations[0] if self.terminations else {}
 
     @property
@@ -109,10 +105,7 @@ class Container:
 
     @property
     def required_run_s(self) -> float | None:
-        """Seconds that the current run must last before the container counts as recovered.
-
-        None if the previous run was long enough not to be part of a crash loop.
-        """
+        """Seconds that the current run must last before recovery; None outside a crash loop."""
         if not (self.last_termination.get("startedAt") and self.last_termination.get("finishedAt")):
             return MIN_RECOVERY_RUN_S
         ran = compute_seconds_between(
@@ -127,7 +120,7 @@ class Container:
     def is_unsettled(self, now: str) -> bool:
         """Report whether the container has not recovered from its last termination.
 
-        ``now`` is RFC 3339. If ``now`` is empty, the time of the last status update is used.
+        If ``now`` (RFC 3339) is empty, the time of the last status update is used.
         """
         if not self.last_termination:
             return False
@@ -159,7 +152,7 @@ class Container:
         return Cause("NotReady", "the container is running but not ready", blocking=False)
 
     def _describe_termination(self) -> Cause:
-        """Return a description of the last termination that is the same after each restart."""
+        """Describe the last termination in words that stay the same after each restart."""
         text = join_last_lines(str(self.last_termination.get("message") or ""))
         how = (
             "OOMKilled"
@@ -174,11 +167,8 @@ class Container:
 class PodView:
     """Parsed status of a pod.
 
-    ``scheduled_at`` is the time of scheduling, and ``unscheduled_cause`` is why the pod was not
-    scheduled. ``has_ended`` is True in phase ``Succeeded`` or ``Failed``. ``group`` is the pod's
-    LeaderWorkerSet group; empty for a single-pod replica. ``unhealthy_devices`` are
-    the devices that the kubelet reports as unhealthy, and ``claim_uses`` the resource claims of
-    the containers.
+    ``has_ended`` is True in phase ``Succeeded`` or ``Failed``. ``group`` is the pod's
+    LeaderWorkerSet group; empty for a single-pod replica.
     """
 
     name: str
@@ -265,10 +255,7 @@ class PodView:
         )
 
     def find_cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
-        """Return why the pod's container ``name`` is not ready; None if it is ready.
-
-        ``events`` are the pod's Events, which report, for example, that a volume cannot be mounted.
-        """
+        """Return why the pod's container ``name`` is not ready; None if it is ready."""
         found = next((one for one in self.containers if one.name == name), None)
         if found is None:
             return self.unscheduled_cause or Cause(
@@ -314,10 +301,7 @@ class PodView:
 def find_not_ready_pods(
     pods: Iterable[PodView], name: str, events: Events, now: str
 ) -> list[tuple[str, Cause]]:
-    """Return the pods whose container ``name`` is not ready, with the cause; blocking ones first.
-
-    ``now`` is RFC 3339.
-    """
+    """Return the pods whose container ``name`` is not ready, with causes; blocking ones first."""
     found = [
         (pod.name, cause)
         for pod in sorted(pods, key=lambda one: one.name)
@@ -372,12 +356,8 @@ def _parse_container(status: Object, spec: Object) -> Container:
     )
 
 
+# The kubelet's message differs at each attempt, so the alphabetically first one is used.
 def _find_mount_failure(events: Sequence[Object]) -> Cause | None:
-    """Return why the kubelet cannot create the pod's volumes or sandbox; None if no Event says so.
-
-    The kubelet's message differs at each attempt. The cause uses the alphabetically first of the
-    recent messages, so that the status does not change constantly.
-    """
     relevant = [
         one for one in events if one.get("reason") in CREATION_EVENT_REASONS and one.get("message")
     ]

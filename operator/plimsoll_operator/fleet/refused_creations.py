@@ -1,9 +1,6 @@
 """Decide from Events whether the API server rejects pods because of their supervisors.
 
-A quota, a LimitRange, Pod Security or another admission rule may reject a pod because of the
-containers that the injection added. The pod's owner then writes an Event and tries again.
-
-Events are untrusted. Anyone who may write Events in a namespace can stop the injection there, but
+Events are untrusted: anyone who may write them in a namespace can stop the injection there, but
 cannot cause anything else.
 """
 
@@ -40,7 +37,7 @@ RAY_CREATION_FAILED_REASONS = {
 }
 """Reasons of such Events from KubeRay 1.3 and later, with the Ray node type of the pod."""
 EVENT_FIELDS = (f"reason={CREATION_FAILED_REASON}", f"involvedObject.kind={RAY_KIND},type=Warning")
-"""Field selectors of the Events to list, with one request for each selector."""
+"""Field selectors of the Events to list."""
 OWNER_KINDS = {
     ("apps/v1", "ReplicaSet"): Kind("ReplicaSet", "apps", "v1", "replicasets"),
     ("apps/v1", "StatefulSet"): Kind("StatefulSet", "apps", "v1", "statefulsets"),
@@ -70,10 +67,10 @@ _POD_PATTERN = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 
 @dataclass(frozen=True, slots=True)
 class RefusedCreation:
-    """Rejection of the pods of one ``owner``, last reported at ``reported_at`` (RFC 3339).
+    """Rejection of an owner's pods by the API server.
 
-    ``reason`` is the API server's message. ``key`` identifies the owner's UID and the message.
-    ``ray_node_type`` is ``head`` or ``worker``; empty if the pod is not a Ray node.
+    ``key`` identifies the owner's UID and the message. ``reported_at`` is RFC 3339.
+    ``ray_node_type`` is ``head``, ``worker`` or empty.
     """
 
     owner: str
@@ -113,11 +110,7 @@ def find_owner_kind(event: Object) -> Kind | None:
 def find_supervisor_refusal(
     creation: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
 ) -> RefusedCreation | None:
-    """Return ``creation`` if the policy's supervisor may be the reason; None otherwise.
-
-    The supervisor is not the reason if the API server names other containers too, or if the pod
-    would exceed a quota even without a supervisor.
-    """
+    """Return ``creation`` if the policy's supervisor may be the reason; None otherwise."""
     pods = [
         _make_pod_from_template(template, owner, creation.ray_node_type)
         for template in _list_pod_templates(owner, creation.ray_node_type)
@@ -139,7 +132,6 @@ def _list_pod_templates(owner: Object, ray_node_type: str) -> list[Object]:
 
 
 def _make_pod_from_template(template: Object, owner: Object, ray_node_type: str) -> Object:
-    """Return the pod that ``owner`` would create, with the fields that the injection reads."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
@@ -154,8 +146,8 @@ def _make_pod_from_template(template: Object, owner: Object, ray_node_type: str)
     return {"metadata": meta | pod_meta, "spec": spec}
 
 
+# KubeRay adds ``ray start`` before the first command.
 def _add_ray_start(containers: list[Object]) -> list[Object]:
-    """Return the containers with ``ray start`` before the first command, as KubeRay adds it."""
     if not containers:
         return []
     first, *others = containers
@@ -167,7 +159,6 @@ def _add_ray_start(containers: list[Object]) -> list[Object]:
 def _may_be_caused_by_supervisor(
     creation: RefusedCreation, pod: Object, policy: SupervisionPolicy, images: Images
 ) -> bool:
-    """Report whether ``policy`` selects ``pod`` and the rejection names only its supervisor."""
     if not policy.spec.selector.matches(pod["metadata"].get("labels") or {}):
         return False
     admitted = inject_pod(pod, policy, images)
@@ -200,16 +191,16 @@ def _fits_quota_without_supervisor(match: re.Match[str], added_containers: list[
     return True
 
 
+# ``quota_name`` is, for example, ``limits.cpu``.
 def _compute_usage(container: Object, quota_name: str) -> Fraction:
-    """Return how much of a resource such as ``limits.cpu`` (``quota_name``) a container uses."""
     kind, dot, name = quota_name.partition(".")
     resources = container.get("resources") or {}
     amounts: Mapping[str, str] = resources.get(kind if dot else "requests") or {}
     return parse_quantity(str(amounts.get(name if dot else kind, "0")))
 
 
+# An example is ``limits.cpu=1,memory=2Gi``. A malformed amount counts as zero.
 def _parse_amounts(text: str) -> dict[str, Fraction]:
-    """Parse amounts such as ``limits.cpu=1,memory=2Gi``; a malformed amount counts as zero."""
     amounts = {}
     for part in text.split(","):
         name, _, amount = part.partition("=")

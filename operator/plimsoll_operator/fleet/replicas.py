@@ -12,7 +12,7 @@ from plimsoll_operator.kinds import Object
 
 
 class Replica(NamedTuple):
-    """Replica, by pod name. ``workload`` is the owner of the pod if a policy supervises it."""
+    """Replica by pod name; ``workload`` is the pod's owner if a policy supervises it."""
 
     pod: str
     revision: str
@@ -30,18 +30,14 @@ def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
 
 
 def list_service_replicas(pods: Iterable[PodView]) -> list[Replica]:
-    """Return the replicas of an InferenceService.
-
-    Pods without a known revision are excluded.
-    """
+    """Return the replicas of an InferenceService whose revision is known."""
     return [Replica(pod.name, pod.revision) for pod in pods if pod.revision]
 
 
 def list_policy_replicas(pods: Iterable[SelectedPod]) -> list[Replica]:
-    """Return the supervised replicas of a policy.
+    """Return the supervised replicas of a policy whose workload and revision are known.
 
-    Pods without a known workload and revision are excluded, and pods of multi-node groups, because
-    their roles differ.
+    Pods of multi-node groups are excluded, because their roles differ.
     """
     return [
         Replica(one.name, one.member.revision, str(one.member.workload))

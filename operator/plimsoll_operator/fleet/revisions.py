@@ -1,16 +1,8 @@
 """Find suspect revisions, and decide which revision to run and which one to roll back to.
 
-A revision is suspect if most of its replicas, and at least two, have the same leak. The operator
-pauses or rolls back a rollout because its revision is suspect, never because of the verdict
-(:mod:`plimsoll_operator.fleet.verdict`).
-
-A pod's label names its revision. A deleted pod is assumed to have the revision of the other pods of
-its ReplicaSet. For a deleted pod without a ReplicaSet, the revision is unknown.
-
-``status.revisions`` stores the history. ``update`` is the revision of the current spec, ``current``
-the last revision that was rolled out completely, and ``good`` lists the revisions to roll back to,
-newest first. A revision becomes good once all replicas run it. It stops being good once most of its
-replicas leak, or once someone starts a rollback from it.
+A revision is suspect if most of its replicas, and at least two, have the same leak.
+``status.revisions`` stores the history: ``update`` is the revision of the spec, ``current`` the
+last one that was rolled out completely, and ``good`` the revisions to roll back to.
 """
 
 from __future__ import annotations
@@ -31,7 +23,7 @@ from plimsoll_operator.kinds import Object
 
 LEAK_INCIDENT_KINDS = frozenset({"HostGrowth", "DeviceGrowth", "CapacityLoss", "OutOfMemoryKill"})
 MIN_LEAKING_REPLICAS = 2
-"""Minimum number of leaking replicas. A leak of a single replica is only an incident."""
+"""Minimum number of leaking replicas of a suspect revision."""
 
 MAX_CHANGED_PATHS = 16
 REPLICA_SET_KINDS = ("Deployment", "Rollout")
@@ -40,10 +32,7 @@ REPLICA_SET_KINDS = ("Deployment", "Rollout")
 
 @dataclass(frozen=True)
 class LeakingRevision:
-    """A revision that leaks in most of its replicas.
-
-    ``since`` is the time from which most replicas leak (RFC 3339).
-    """
+    """Revision that leaks in most of its replicas, from ``since`` on (RFC 3339)."""
 
     revision: str
     leak: str
@@ -54,10 +43,9 @@ class LeakingRevision:
 
 
 class ReplicaPod(NamedTuple):
-    """A pod as evidence for or against its revision.
+    """Pod as evidence for or against its revision.
 
-    ``replica`` names the pod's replica. ``in_replica_set`` is True if a ReplicaSet created the pod.
-    ``created`` (RFC 3339) distinguishes pods that reuse a name; empty if names are never reused.
+    ``created`` (RFC 3339) distinguishes pods that reuse a name; otherwise, it is empty.
     """
 
     pod: str
@@ -83,10 +71,7 @@ def find_suspect_revision(
     incidents: Sequence[Object],
     min_leaking: int = MIN_LEAKING_REPLICAS,
 ) -> LeakingRevision | None:
-    """Return the earliest leak that most replicas of ``revision`` have; None if there is none.
-
-    ``min_leaking`` is the minimum number of leaking replicas.
-    """
+    """Return the earliest leak that most replicas of ``revision`` have; None if there is none."""
     replicas = {pod.replica for pod in pods if pod.revision == revision}
     first: dict[str, dict[str, str]] = defaultdict(dict)
     for incident, replica in _iterate_leaks(revision, pods, incidents):
@@ -204,15 +189,11 @@ def _format_leak(incident: Object) -> str:
 
 
 def _get_replica_set_name(pod: str) -> str:
-    """Return the name of a pod's ReplicaSet: the pod's name without its last part."""
     return pod.rpartition("-")[0]
 
 
 def make_workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
-    """Return the evidence from each pod of a workload, after the pod's creation time (RFC 3339).
-
-    Terminating pods are excluded.
-    """
+    """Return the creation time and the evidence of each pod that is not terminating."""
     active = [pod for pod in workload.pods if pod.state is not SupervisionState.LEAVING]
     return [(pod.created, _make_evidence(pod)) for pod in active]
 
@@ -223,7 +204,7 @@ def find_suspect_workloads(
     """Return ``suspectRevision`` of each workload that has a suspect revision.
 
     ``previous`` maps KIND/NAME to the workload's last status. A revision remains suspect while it
-    has pods, even after the incidents are deleted. Pods without a controller have no revision.
+    has pods.
     """
     owned = group_incidents_by_workload(workloads, incidents)
     suspects: dict[WorkloadRef, Object] = {}
@@ -267,7 +248,6 @@ def group_incidents_by_workload(
 def _find_incidents_of_replica_sets(
     workload: Workload, incidents_of_deleted: Mapping[str, list[Object]]
 ) -> list[Object]:
-    """Return the incidents of deleted pods that belonged to one of the workload's ReplicaSets."""
     if not incidents_of_deleted:
         return []
     sets = tuple({_get_name_prefix(one) for one in workload.pods if _is_named_by_revision(one)})
@@ -292,8 +272,8 @@ def _get_name_prefix(pod: SelectedPod) -> str:
     return f"{name}-{pod.member.revision}-"
 
 
+# Kubernetes may truncate the revision in a pod's name.
 def _is_named_by_revision(pod: SelectedPod) -> bool:
-    """Report whether the pod's name contains its revision, which Kubernetes may truncate."""
     ref = pod.member.workload
     return (
         ref is not None
@@ -304,11 +284,7 @@ def _is_named_by_revision(pod: SelectedPod) -> bool:
 
 @dataclass(frozen=True)
 class RolloutDecision:
-    """Decision about a rollout.
-
-    ``revision`` is the revision to run. ``requested`` is True if a person requested a rollback; the
-    decision then does not depend on a leak.
-    """
+    """Decision about a rollout; ``requested`` is True if a person requested a rollback."""
 
     revision: str
     paused: bool = False
@@ -325,8 +301,8 @@ def make_revisions_status(
 ) -> Object:
     """Return the new ``status.revisions``.
 
-    ``rolled_out`` is the revision that all replicas run; empty during a rollout. ``bad_revision``
-    is a revision that leaks or that someone rolled back; empty if there is none.
+    ``rolled_out`` is the revision that all replicas run. ``bad_revision`` is one that leaks or that
+    someone rolled back. Both may be empty.
     """
     known = dict.fromkeys([rolled_out, *list_good_revisions(revisions)])
     kept = [revision for revision in known if revision not in ("", bad_revision)][
@@ -339,10 +315,7 @@ def make_revisions_status(
 
 
 def list_good_revisions(revisions: Object) -> list[str]:
-    """Return the good revisions, newest first.
-
-    Earlier versions of the operator wrote only ``current`` and ``previous``.
-    """
+    """Return the good revisions, newest first."""
     if "good" in revisions:
         return list(revisions["good"])
     return [revisions[name] for name in ("current", "previous") if revisions.get(name)]
@@ -358,8 +331,8 @@ def decide_rollout(
 ) -> RolloutDecision:
     """Decide which revision to run.
 
-    ``known`` are the revisions with a stored template, and ``running`` is the revision of the
-    current workload. A rollback continues until the spec changes, even if its evidence expires.
+    ``known`` are the revisions with a stored template, and ``running`` is that of the current
+    workload. A rollback continues until the spec changes.
     """
     target = find_rollback_revision(status.get("revisions") or {}, update, known, running)
     if service.spec.rollout.revision is RunRevision.LAST_GOOD:
@@ -385,15 +358,14 @@ def find_rollback_revision(
 ) -> str:
     """Return the revision to roll back to if ``update`` is bad; empty if there is none.
 
-    Only revisions in ``known`` count. The ``running`` revision has precedence if it is good;
-    otherwise, the newest good one is returned.
+    Prefer ``running`` if it is good, then the newest good revision in ``known``.
     """
     usable = [name for name in list_good_revisions(revisions) if name != update and name in known]
     return running if running in usable else next(iter(usable), "")
 
 
 def _pause_rollout(status: Object, update: str) -> RolloutDecision:
-    """Return a decision that pauses a rollout in progress, or that only reports a suspect."""
+    """Pause a rollout in progress; otherwise, only report the suspect."""
     if (status.get("revisions") or {}).get("current") == update:
         return RolloutDecision(update, action="Reported")
     return RolloutDecision(update, paused=True, action="Held")

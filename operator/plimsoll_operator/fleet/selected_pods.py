@@ -1,9 +1,7 @@
 """Decide which policy supervises a pod, and summarize the state of its supervision.
 
-If several policies select a pod, the oldest one supervises it.
-
-Anyone who may create pods in the namespace can set these labels and annotations, so they never
-grant a pod access to objects of another pod.
+The oldest policy that selects a pod supervises it. Anyone who may create pods can set
+these labels and annotations, so they never grant access to objects of another pod.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ from plimsoll_operator.render.containers import Images, list_all_containers, lis
 from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL, PROBE, SUPERVISOR
 
 MIN_STUCK_AGE_S = 30.0
-"""Minimum age in seconds of a stuck pod. A registry may fail for a shorter time."""
+"""Minimum age of a stuck pod; a registry may fail for a shorter time."""
 MAX_IMAGES_CHARS = 1026
 MAX_FAILED_STARTS = 2
 """Number of failed starts after which a container counts as unable to start."""
 IMMEDIATE_FAILURE_S = 3.0
-"""Maximum run time in seconds of an engine that fails at once because it is not process 1. If an
-engine loads a model, importing its libraries takes longer."""
+"""Maximum run time of an engine that fails because it is not process 1. An engine that loads a
+model takes longer to import its libraries."""
 
 
 class SupervisionState(Enum):
@@ -58,9 +56,8 @@ class SupervisionState(Enum):
 class StartState:
     """Progress of a pod in starting the containers that the injection added.
 
-    ``images`` are the injected images as recorded by the injection; empty if nothing was injected.
-    ``stuck`` is why the containers cannot start; empty if they can. If ``engine`` is True,
-    ``stuck`` is instead why the engine terminates at each start.
+    ``stuck`` is why the containers cannot start or, if ``engine`` is True, why the engine
+    terminates at each start. ``images`` is empty if nothing was injected.
     """
 
     images: str = ""
@@ -119,8 +116,8 @@ def summarize_pod(
 ) -> SelectedPod:
     """Summarize the state of ``pod`` under ``policy``.
 
-    ``selecting_policies`` are the names of all policies that select the pod, oldest first. ``now``
-    is RFC 3339. If ``now`` is empty, the time of the last status update is used.
+    ``selecting_policies`` are the names of all policies that select the pod, oldest first. If
+    ``now`` (RFC 3339) is empty, the time of the last status update is used.
     """
     meta, spec = pod["metadata"], pod.get("spec") or {}
     name = policy.metadata.name
@@ -162,7 +159,7 @@ def summarize_pod(
 
 
 def _find_memory_request(spec: Object) -> int | None:
-    """Return the largest memory request of a container in bytes; None if no container has one."""
+    """Return the largest memory request of a container, in bytes."""
     requests = ((one.get("resources") or {}).get("requests") or {} for one in spec["containers"])
     return max((parse_bytes(one["memory"]) for one in requests if "memory" in one), default=None)
 
@@ -212,7 +209,6 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
 
 
 def _has_failed_immediately(container: Container) -> bool:
-    """Report whether a container is in a crash loop and failed right after its last start."""
     times = (
         container.last_termination.get("startedAt"),
         container.last_termination.get("finishedAt"),
@@ -275,10 +271,7 @@ def _has_supervisor(pod: Object) -> bool:
 
 
 def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
-    """Parse the policies of a namespace, sorted by creation time and name.
-
-    Invalid policies, and policies that are being deleted, are omitted, because they select nothing.
-    """
+    """Return the policies that are valid and not being deleted, oldest first."""
     dated = []
     for item in items:
         meta = item["metadata"]
@@ -295,5 +288,5 @@ def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
 def find_matching_policies(
     policies: Iterable[SupervisionPolicy], labels: Mapping[str, str]
 ) -> list[SupervisionPolicy]:
-    """Return the policies that select a pod with ``labels``. The first policy supervises it."""
+    """Return the policies that select a pod with ``labels``; the first one supervises it."""
     return [one for one in policies if one.spec.selector.matches(labels)]

@@ -24,11 +24,10 @@ from plimsoll_api.names import UNREADY_MANUAL
 from plimsoll_api.state import SignalReason
 
 PERCENT_STEP = 5
-"""Step of the percentages in a status, so that the status does not change with every sample."""
+"""Step of the percentages in a status, so that not every sample changes the status."""
 
 MAX_CONSUMED_RATIO = 1e9
-"""Maximum consumed share of a budget: a growth of 1 GB with a budget of one byte. Its percentage
-fits into the status."""
+"""Maximum consumed share of a budget, whose percentage fits into the status."""
 
 MAX_RESTARTS = 1000
 """Maximum of ``restartBudget.count`` in the schema."""
@@ -36,9 +35,9 @@ MAX_RESTARTS = 1000
 
 SIGNAL_MISSING_S = 120.0
 """Seconds after which a signal without values counts as missing, as in the alert
-PlimsollSupervisorBlind. An engine has no signals for some seconds after its start."""
+PlimsollSupervisorBlind."""
 NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
-"""Share of the memory limit below which memory no longer counts as near the limit. It is lower than
+"""Share of the memory limit below which memory is no longer near the limit. It is lower than
 :data:`NEAR_LIMIT_RATIO`, so that the status does not flap."""
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
@@ -48,17 +47,13 @@ UNKNOWN_SIGNAL_REASON = "SignalMissing"
 """Reason for a missing signal if the supervisor reports no reason."""
 MAX_LEAK_BYTES_PER_S = float(1 << 40)
 MAX_SECONDS_TO_LIMIT = 3.2e9
-"""Maximum number of seconds until a limit is reached: a century. Slower growth has no forecast."""
+"""Maximum forecast: a century."""
 SEGMENT_NAMES = frozenset(segment.value for segment in Segment)
 
 
 @dataclass(frozen=True)
 class SlowLeak:
-    """Slow leak of a replica.
-
-    ``segment`` is empty if unknown. ``limit_s`` is the time in seconds until the replica reaches
-    its memory limit; None if unknown.
-    """
+    """Slow leak of a replica; ``limit_s`` is the time until it reaches its memory limit."""
 
     kind: str
     segment: str
@@ -107,7 +102,7 @@ class SupervisorMetrics:
 
 
 UNKNOWN_METRICS = SupervisorMetrics()
-"""Figures of a supervisor that was not scraped."""
+"""Metrics of a supervisor that was not scraped."""
 
 _SAMPLE_PATTERN = re.compile(
     rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining"
@@ -120,8 +115,7 @@ _SAMPLE_PATTERN = re.compile(
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
     re.MULTILINE,
 )
-"""Pattern for the name, labels and value of a sample. Every part is bounded, so the matching time
-grows only with the length of the page."""
+"""Pattern for a sample. Every part is bounded, so that the matching time is linear."""
 
 _LEAK_METRIC = b"plimsoll_memory_slow_leak"
 _LEAK_RATE_METRIC = b"plimsoll_memory_slow_leak_bytes_per_second"
@@ -155,8 +149,7 @@ _NEEDS_METRICS = {
     b"plimsoll_memory_declared_unfilled_bytes": MAX_REPORTED_BYTES,
     b"plimsoll_memory_limit_bytes": MAX_REPORTED_BYTES,
 }
-"""Metrics of the memory needs, each with its maximum value, in the order of the fields of
-:class:`MemoryNeeds`."""
+"""Metrics of the memory needs in the order of :class:`MemoryNeeds`, each with its maximum value."""
 
 _WINDOW_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
 
@@ -172,10 +165,9 @@ _KIND_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
 def parse_metrics_page(page: bytes) -> SupervisorMetrics:
-    """Parse the values from a page in the Prometheus text format. Never raises.
+    """Parse the values from a page in the Prometheus text format.
 
-    A missing, malformed or out-of-range value is unknown. If a sample appears twice, the last one
-    counts.
+    A missing, malformed or out-of-range value is unknown. Never raises.
     """
     ratios: dict[bytes, float | None] = {}
     slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
@@ -242,10 +234,7 @@ def parse_metrics_page(page: bytes) -> SupervisorMetrics:
 def _find_missing_signals(
     ages: Mapping[str, float | None], reasons: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...] | None:
-    """Return each signal missing for :data:`SIGNAL_MISSING_S`, with the reason.
-
-    Return None if no age of a signal is known.
-    """
+    """Return each signal missing for :data:`SIGNAL_MISSING_S`, with the reason."""
     known = {signal: ages.get(signal) for signal in SIGNALS}
     if not any(age is not None for age in known.values()):
         return None
@@ -256,17 +245,14 @@ def _find_missing_signals(
     return tuple((signal, known_reasons.get(signal, UNKNOWN_SIGNAL_REASON)) for signal in lost)
 
 
+# None if any value is unknown.
 def _make_reported_growth(values: Mapping[bytes, float | None]) -> ReportedGrowth | None:
-    """Return the growth, given ``values`` by metric name; None if any value is unknown."""
     known = [int(value) for name in _GROWTH_METRICS if (value := values.get(name)) is not None]
     return ReportedGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
 
 
+# ``values`` are keyed by metric name and window in hours, 0 for metrics without a window.
 def _make_learned_memory(values: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | None:
-    """Return the learned values; None if any except the budget is unknown.
-
-    ``values`` are keyed by metric name and window in hours, 0 for metrics without a window.
-    """
     observed, growth, start, budget = _LEARNED_METRICS
     needed = [(observed, 0), *((growth, hours) for hours in LEARNED_WINDOWS_H), (start, 0)]
     known = [int(value) for one in needed if (value := values.get(one)) is not None]
@@ -277,11 +263,8 @@ def _make_learned_memory(values: Mapping[tuple[bytes, int], float | None]) -> Le
     return LearnedMemory(seen_s, (first, second, third), least, size)
 
 
+# None if any value except the limit is unknown.
 def _make_memory_needs(values: Mapping[bytes, float | None]) -> MemoryNeeds | None:
-    """Return the memory needs, given ``values`` by metric name.
-
-    Return None if any value except the limit is unknown.
-    """
     level, pools, unfilled, limit = (values.get(name) for name in _NEEDS_METRICS)
     if level is None or pools is None or unfilled is None:
         return None
@@ -309,8 +292,8 @@ def _make_slow_leaks(
     return tuple(leaks)
 
 
+# None for any other text, such as NaN.
 def _parse_number(text: bytes, maximum: float) -> float | None:
-    """Parse a number from 0 to ``maximum``. Return None for any other text, such as NaN."""
     try:
         value = float(text)
     except ValueError:
@@ -359,7 +342,7 @@ def list_pods_near_limit(
 ) -> list[str]:
     """Return the names of the replicas near their memory limit, sorted.
 
-    ``was_near_limit`` is True if the previous status reported any; a lower limit then applies.
+    A lower limit applies if ``was_near_limit``.
     """
     threshold = NEAR_LIMIT_EXIT_RATIO if was_near_limit else NEAR_LIMIT_RATIO
     return sorted(

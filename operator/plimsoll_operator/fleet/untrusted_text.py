@@ -28,6 +28,5 @@ def join_last_lines(text: str, limit: int = MAX_LINE_CHARS) -> str:
 
 
 def _remove_control_characters(text: str) -> str:
-    """Return the text as one line, without control, format and unassigned characters."""
     kept = (" " if unicodedata.category(character)[0] in "CZ" else character for character in text)
     return " ".join("".join(kept).split())

@@ -1,14 +1,12 @@
 """Decide the verdict in a status on whether a revision leaks: Yes, No or Unknown.
 
-- **Yes** if more than half of its replicas have the same confirmed leak.
-- **No** if more than half of its replicas have served enough requests for long enough, and at their
-  current rate stay within their leak budgets for a whole window. The verdict stays No until there
-  is evidence of a leak; the restart of a replica does not change it.
-- **Unknown** otherwise, with the remaining time until a decision, if time can decide.
+- **Yes**: more than half of its replicas have the same confirmed leak.
+- **No**: more than half of its replicas have served enough requests for long enough, and stay
+  within their leak budgets at their current growth rate.
+- **Unknown**: otherwise.
 
 A verdict has no effect on rollouts, unlike a suspect revision
-(:mod:`plimsoll_operator.fleet.revisions`). A suspect revision has at least two leaking replicas.
-For the verdict Yes, one replica suffices if the revision has no other, as with many canaries.
+(:mod:`plimsoll_operator.fleet.revisions`).
 """
 
 from __future__ import annotations
@@ -30,11 +28,10 @@ from plimsoll_operator.fleet.supervisor_metrics import UNKNOWN_METRICS, Supervis
 from plimsoll_operator.kinds import Object
 
 MIN_OBSERVED_S = 1800.0
-"""Minimum observation time of a replica in seconds, by choice. Half of the recorded leaks of real
-engines were confirmed within 130 seconds (``docs/detection.md``)."""
+"""Minimum observation time of a replica, by choice. Half of the recorded leaks of real engines
+were confirmed within 130 seconds (``docs/detection.md``)."""
 MIN_OBSERVED_REQUESTS = 100
-"""Minimum number of requests in the observation time, by choice: a replica without traffic proves
-nothing."""
+"""Minimum number of requests in that time, by choice: a replica without traffic proves nothing."""
 REMAINING_STEPS_MINUTES = (
     5,
     10,
@@ -54,8 +51,8 @@ REMAINING_STEPS_MINUTES = (
     7200,
     43_200,
 )
-"""Steps of the remaining minutes in a status, so that the status does not change with each scrape.
-For the same reason, no message about the remaining time names a pod."""
+"""Steps of the remaining minutes in a status, so that the status does not change with each
+scrape."""
 MAX_REVISIONS = 4
 """Maximum number of revisions of a service or workload that have a verdict."""
 
@@ -69,8 +66,7 @@ def make_verdicts(
 ) -> list[Object]:
     """Return ``status.verdicts`` for the revisions that have pods, newest revision first.
 
-    ``pods`` are pairs of a creation time and a pod. ``previous`` is the last status of the service
-    or workload.
+    ``pods`` are pairs of a creation time and a pod. ``previous`` is the last status.
     """
     newest: dict[str, str] = {}
     for created, pod in pods:
@@ -169,23 +165,17 @@ def _list_budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
 
 
 class _TimeToVerdict(NamedTuple):
-    """Seconds until a replica's memory counts as free of leaks, and the reason for the wait.
-
-    The seconds are 0 or negative if the memory counts as free of leaks now.
-    """
+    """Seconds until memory counts as free of leaks, at most 0 if it does now, and why to wait."""
 
     left_s: float
     reason: str
 
 
+# A replica that used ``share`` of its budget since the warm-up stays within the budget for a
+# whole window only if the warm-up was more than ``share * window`` ago.
 def _compute_time_to_verdict(
     kind: str, budget: MemoryBudget, metrics: SupervisorMetrics
 ) -> _TimeToVerdict:
-    """Return the time until the ``kind`` of memory, host or device, counts as free of leaks.
-
-    A replica that used ``share`` of its budget since the warm-up stays within the budget for a
-    whole window only if the warm-up was more than ``share * window`` ago.
-    """
     share, growth = getattr(metrics, kind), getattr(metrics, f"{kind}_growth")
     if share is None or growth is None:
         reason = f"the growth of {kind} memory is known in too few replicas"

@@ -28,10 +28,10 @@ from plimsoll_operator.kinds import Object
 MAX_WORKLOADS = 100
 """Maximum number of workloads of a policy that have restart slots."""
 MAX_REPLICAS_BYTES = 1 << 16
-"""Maximum size in bytes of the annotation with a workload's pods. All annotations of an object may
-have 256 KiB, and the restart counts need up to 128 KiB of them."""
+"""Maximum size of the annotation with a workload's pods; an object's annotations may have 256
+KiB."""
 MAX_ROLES_BYTES = MAX_REPLICAS_BYTES // 2
-"""Maximum size in bytes of the annotation with a graph's pods by role."""
+"""Maximum size of the annotation with a graph's pods by role."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Workload:
     """Pods of a policy that have the same owner, or that share restart slots.
 
     ``ref`` is the owner; None for pods without a controller. ``api_group`` is empty if the pods
-    name several groups. Pods that share slots may also belong to a graph, or to one ``role`` of a
-    workload. ``roles`` lists the pods of each role of a graph, as the text of an annotation.
+    name several. ``roles`` lists the pods of each role of a graph, as the text of an annotation.
     """
 
     ref: WorkloadRef | None
@@ -70,12 +69,12 @@ class Workload:
 
     @property
     def ray_cluster(self) -> str:
-        """Name of the RayCluster of the supervised pods; empty if they have none."""
+        """Name of the pods' RayCluster; empty if they have none."""
         named = (one.member.ray_cluster for one in self.pods if one.may_hold_slot)
         return next(filter(None, named), "")
 
     def make_slot_names(self, policy: str, count: int) -> tuple[str, ...]:
-        """Return the names of the workload's ``count`` slot Leases; ``policy`` is their prefix."""
+        """Return the names of the workload's first ``count`` slot Leases."""
         return make_slot_names(policy, SlotOwner(self.ref, self.role), count)
 
     def format_replicas(self) -> str:
@@ -130,11 +129,8 @@ def group_pods_by_slots(pods: Iterable[SelectedPod], scope: SlotScope) -> list[W
     return sorted(workloads, key=lambda one: one.sort_key)
 
 
+# Each role may use an equal share of the bytes; further names are omitted.
 def _format_shortened_roles(pods: dict[PodRole, list[str]]) -> str:
-    """Return the pod names of each role as text, with at most :data:`MAX_ROLES_BYTES` bytes.
-
-    Each role may use an equal share of the bytes; further names are omitted.
-    """
     share, kept = MAX_ROLES_BYTES // len(pods), {}
     for role, names in pods.items():
         text = ",".join(names)
@@ -148,7 +144,7 @@ def choose_workloads_with_slots(
     """Return the ``workloads`` that get slots, at most :data:`MAX_WORKLOADS`.
 
     ``leases`` are the names of the existing slots. Workloads with slots come first, then supervised
-    workloads, then workloads that wait for a supervisor.
+    workloads.
     """
     wanted = [one for one in workloads if one.needs_slots]
 
@@ -163,10 +159,10 @@ def choose_workloads_with_slots(
 
 
 def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
-    """Return the names of unused slots that must be kept, because their restarts still count.
+    """Return the names of unused slots whose restarts still count, newest first.
 
-    A workload that is scaled to zero or recreated does not get its restart budget back. At most
-    :data:`MAX_WORKLOADS` slots are kept, the newest first.
+    Without them, a workload that is recreated would get its restart budget back. At most
+    :data:`MAX_WORKLOADS` are returned.
     """
     dated = []
     for one in leases:
@@ -183,7 +179,7 @@ def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str
 
 
 def index_workload_statuses(status: Object) -> dict[str, Object]:
-    """Return the status of each workload; the keys are :class:`WorkloadRef` as text."""
+    """Return the status of each workload by its :class:`WorkloadRef` as text."""
     listed = status.get("workloads") or ()
     return {
         str(WorkloadRef(item.get("kind", ""), item.get("name", ""), item.get("apiGroup", ""))): item

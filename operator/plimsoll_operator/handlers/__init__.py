@@ -1,7 +1,7 @@
 """Handlers that kopf calls, with a module for each kind.
 
-Each handler stores the object of an event and queues its service or policy, which a reconciler in
-``controllers`` then handles. Policies have no handler, because ``runtime/watches.py`` watches them.
+Each handler stores the object of an event and queues its service or policy for a reconciler.
+Policies have no handler, because ``runtime/watches.py`` watches them.
 """
 
 from plimsoll_operator.handlers import (

@@ -1,6 +1,6 @@
-"""Check that a supervisor can run in a pod. A failed check raises InjectionError.
+"""Check that a supervisor can run in a pod; raise InjectionError otherwise.
 
-Its message names the field. ``path`` is the path of the pod spec in the document.
+``path`` is the path of the pod spec in the document.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SUPERVISOR_CONTAINER_NAMES = frozenset({names.SUPERVISOR, PROBE})
 def find_supervisor(pod: Object) -> Object | None:
     """Return the supervisor container that an earlier injection added to the pod spec, or None.
 
-    Another container may have the same name, so the container must also mount the supervisor's
+    The name alone does not suffice, so the container must also mount the supervisor's
     configuration.
     """
     for container in pod.get("initContainers") or ():
@@ -70,10 +70,7 @@ def check_pod_fields(pod: Object, path: str, fields: OptionNames) -> None:
 
 
 def check_reserved_names(pod: Object, path: str) -> None:
-    """Reject containers and volumes whose names the supervisor needs. Raises InjectionError.
-
-    The pod must not have Plimsoll's supervisor yet.
-    """
+    """Reject containers and volumes whose names the supervisor needs. Raises InjectionError."""
     for field in ("initContainers", "containers"):
         for one in pod.get(field) or ():
             if one.get("name") in SUPERVISOR_CONTAINER_NAMES:
@@ -97,10 +94,7 @@ def choose_supervisor_layout(pod: Object, engine: EngineContainer) -> Supervisor
 def check_ports(
     containers: list[Object], engine: EngineContainer, path: str, layout: SupervisorLayout
 ) -> None:
-    """Reject a pod in which a container uses one of the supervisor's ports. Raises InjectionError.
-
-    The containers of a pod share its network namespace.
-    """
+    """Reject a pod with a container on one of the supervisor's ports. Raises InjectionError."""
     own = (layout.metrics_port, layout.probe_port)
     if engine.port in own:
         raise InjectionError(
@@ -150,10 +144,7 @@ def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames
 
 
 def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: OptionNames) -> None:
-    """Reject a host budget that exceeds the engine's memory limit. Raises InjectionError.
-
-    The engine would run out of memory before the budget is spent.
-    """
+    """Reject a host budget that exceeds the engine's memory limit. Raises InjectionError."""
     limit = parse_memory_limit(engine)
     if budget is None or budget.auto or limit is None:
         return
@@ -183,10 +174,7 @@ def check_engine(
     options: InjectionOptions,
     layout: SupervisorLayout,
 ) -> None:
-    """Run all checks that depend on the engine. Raises InjectionError.
-
-    The engine is one of ``containers`` or a native sidecar of ``pod``.
-    """
+    """Run all checks that depend on the engine. Raises InjectionError."""
     check_first_process(pod | {"containers": containers}, path, options.fields)
     running = [*containers, *list_native_sidecars(pod)]
     check_ports(running, engine, path, layout)
@@ -199,11 +187,7 @@ def check_engine(
 
 
 def check_restart_policy(engine: EngineContainer, path: str, options: InjectionOptions) -> None:
-    """Reject mode Recover if the kubelet does not restart the engine. Raises InjectionError.
-
-    With the operator, the mode is allowed: the supervisor then takes no action that ends the
-    engine.
-    """
+    """Reject mode Recover if the kubelet does not restart the engine. Raises InjectionError."""
     if options.may_act and not options.token and engine.no_restart_reason:
         raise InjectionError(
             f"{path}: {engine.no_restart_reason}: if the supervisor restarted the engine, its pod"

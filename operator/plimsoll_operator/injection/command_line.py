@@ -1,6 +1,6 @@
 """Parse a container's command line into simple commands, including those in its shell scripts.
 
-Scripts are untrusted: the parser reads each in one pass, up to a maximum length. It evaluates no
+Scripts are untrusted, so the parser reads each once, up to a maximum length. It evaluates no
 conditions, and returns every command that may run.
 """
 
@@ -20,11 +20,10 @@ def split_words(text: str) -> frozenset[str]:
 
 
 MAX_COMMAND_CHARS = 1 << 16
-"""Maximum length of a container's command and arguments in characters. The rest is ignored."""
+"""Maximum length of a container's command and arguments; the rest is ignored."""
 MAX_COMMANDS = 2048
-"""Maximum number of commands in a script. The rest is ignored."""
+"""Maximum number of commands in a script; the rest is ignored."""
 MAX_SHELL_DEPTH = 4
-"""Maximum nesting depth of shells."""
 TOKEN_PATTERN = re.compile(
     r"""(?P<space>[ \t\r\f\v]++) | (?P<line>\n) | (?P<plain>[^\s'"\\;&|<>()#`$0-9]++)
     | (?P<redirect>[0-9]*+(?:<<<|<<-?|>>|>\||[<>]&|[<>]|&>>?)) | (?P<digits>[0-9]++)
@@ -33,7 +32,7 @@ TOKEN_PATTERN = re.compile(
     | \\(?P<escaped>.) | (?P<command>\$\(|`) | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-"""Pattern for separators and parts of words in a shell script. It matches in linear time."""
+"""Pattern for separators and parts of words in a shell script; it matches in linear time."""
 ESCAPED_PATTERN = re.compile(r"\\([\\\"$`\n])")
 ASSIGNMENT_PATTERN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 SHELL_PROGRAMS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
@@ -52,7 +51,7 @@ PROGRAM_PATTERN = re.compile(r"(vllm|sglang|ray|python[0-9.]*|(ba|da|a|z|k)?sh)"
 
 @dataclass
 class CommandLine:
-    """Commands that a container may run, in order, and the variables that its scripts set.
+    """Commands that a container may run in order, and the variables that its scripts set.
 
     ``is_script`` is True if a shell runs the commands.
     """
@@ -70,8 +69,8 @@ def count_command_chars(container: Object) -> int:
 def parse_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
     """Parse a container's command and arguments.
 
-    Words after the first :data:`MAX_COMMAND_CHARS` characters are ignored. ``scripts`` maps the
-    paths of files in the container to their texts. Files above the same limit are not parsed.
+    ``scripts`` maps the paths of files in the container to their texts. Words and files beyond
+    :data:`MAX_COMMAND_CHARS` are ignored.
     """
     words: list[str] = []
     remaining_chars = MAX_COMMAND_CHARS
@@ -94,11 +93,9 @@ def _iterate_words(container: Object) -> Iterator[str]:
         yield str(part)
 
 
+# Some charts pass a whole command as one argument. An argument with several commands stays one
+# word.
 def _split_argument(text: str) -> list[str]:
-    """Split an argument that contains a whole command, as in some charts.
-
-    An argument with several commands stays one word.
-    """
     commands = list(split_commands(text))
     return commands[0] if len(commands) == 1 else [text]
 
@@ -106,7 +103,6 @@ def _split_argument(text: str) -> list[str]:
 def _add_command(
     words: Sequence[str], line: CommandLine, scripts: dict[str, str], depth: int
 ) -> None:
-    """Add a command to ``line``, or the commands of its script if it runs a shell script."""
     run = _strip_wrappers(words, line)
     if not run:
         return
@@ -127,10 +123,7 @@ def _add_command(
 
 
 def _strip_wrappers(words: Sequence[str], line: CommandLine) -> list[str]:
-    """Return a command without shell keywords, wrapper programs and assignments.
-
-    Add the assigned variables to ``line``.
-    """
+    """Return a command without shell keywords, wrappers and assignments, which ``line`` records."""
     rest = list(words)
     while rest:
         if rest[0] in SHELL_KEYWORDS:
@@ -165,10 +158,7 @@ def get_program_name(word: str) -> str:
 
 
 def _find_inline_script(words: Sequence[str]) -> list[str] | None:
-    """Return a shell command's words after ``-c``: the script, its name and its arguments.
-
-    Return None for any other command.
-    """
+    """Return a shell command's script, its name and its arguments after ``-c``, or None."""
     if get_program_name(words[0]) not in SHELL_PROGRAMS:
         return None
     at = 1
@@ -188,10 +178,9 @@ SHEBANG_PATTERN = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
 
 
 def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
-    """Return the text, path and arguments of the mounted script that a command runs.
+    """Return the text, path and arguments of the mounted script that a command runs, or None.
 
-    Return None if the command runs no known shell script, directly or in a shell. Remove the script
-    from ``scripts``, so that a script that runs itself is parsed only once.
+    Remove it from ``scripts``, so that a script that runs itself is parsed only once.
     """
     at = 0
     if get_program_name(words[0]) in SHELL_PROGRAMS:
@@ -209,7 +198,7 @@ def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[s
 def split_commands(script: str) -> Iterator[list[str]]:
     """Yield each simple command of a shell script as a list of words.
 
-    Yield a script with an unterminated quote as a single command, split at whitespace.
+    A script with an unterminated quote is a single command, split at whitespace.
     """
     commands: list[list[str]] = []
     words: list[str] = []
@@ -271,10 +260,7 @@ def split_commands(script: str) -> Iterator[list[str]]:
 
 
 def _find_substitution_end(script: str, start: int, opening: str) -> int | None:
-    """Return the index after a command substitution, whose content begins at ``start``.
-
-    Return None if the substitution is unterminated.
-    """
+    """Return the index after a substitution whose content begins at ``start``, or None."""
     if opening == "`":
         found = script.find("`", start)
         return found + 1 if found >= 0 else None
@@ -294,10 +280,7 @@ MAX_EXPANDED_CHARS = 4096
 
 
 def expand_variables(word: str, variables: Mapping[str, str | None]) -> str:
-    """Replace the known variables in ``word`` with their values.
-
-    Kubernetes expands ``$(NAME)``, and a shell expands ``$NAME`` and ``${NAME:-default}``.
-    """
+    """Replace the known variables in ``word``: ``$(NAME)``, ``$NAME`` and ``${NAME:-default}``."""
     for _ in range(MAX_SHELL_DEPTH):
         expanded = VARIABLE_REFERENCE_PATTERN.sub(lambda found: _get_value(found, variables), word)
         if expanded == word or len(expanded) > MAX_EXPANDED_CHARS:

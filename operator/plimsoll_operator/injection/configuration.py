@@ -28,7 +28,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class InjectedDocument:
-    """A document with a supervisor, the supervisor's ConfigMap, and notes for the user.
+    """Document with a supervisor, the supervisor's ConfigMap, and notes for the user.
 
     If the document is unchanged, ``config_map`` is None and ``notes`` say why. ``others`` are
     further new objects to which the document refers.
@@ -49,7 +49,7 @@ def make_config_map(
 ) -> Object:
     """Build the ConfigMap of the supervisors in the workload ``name``.
 
-    ``namespace`` is None if the manifest sets none. ``role`` is the role of the workload's pods.
+    ``namespace`` is None if the manifest sets none.
     """
     config = _make_config(name, str(namespace or "default"), engine, options, role)
     return {
@@ -69,8 +69,7 @@ def make_metadata(name: str, namespace: object) -> Object:
 def make_endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
     """Return the endpoint of ``engine``.
 
-    ``name`` is the default for the model's name. ``serves`` is False for the worker of a multi-node
-    engine.
+    ``name`` is the default for the model's name. ``serves`` is False for a multi-node worker.
     """
     url = f"{engine.scheme}://127.0.0.1:{engine.port}"
     return EngineEndpoint(

@@ -99,11 +99,8 @@ KNATIVE_MODES = ("serverless", "knative")
 DEPLOYMENT_MODE_ANNOTATION = "serving.kserve.io/deploymentMode"
 
 
+# Knative allows neither a shared process namespace nor init containers.
 def _check_knative(document: Object, location: str) -> None:
-    """Reject documents whose pods Knative creates. Raises InjectionError.
-
-    Knative allows neither a shared process namespace nor init containers.
-    """
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     metadata = document.get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
@@ -153,31 +150,27 @@ def _has_engine(pod: Object) -> bool:
 
 
 def _find_placeholder_image(pod: PodSpec) -> str | None:
-    """Return the first image that is still a template placeholder, or None."""
     images = [str(one.get("image") or "") for one in list_all_containers(pod.spec)]
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 
+# Patches of kustomize contain no images.
 def _is_patch(pod: PodSpec) -> bool:
-    """Report whether a container has no image, as in a kustomize patch."""
     listed = pod.spec.get("containers")
     containers = listed if isinstance(listed, list) else []
     without_image = [one for one in containers if isinstance(one, dict) and not one.get("image")]
     return pod.needs_images and bool(without_image)
 
 
+# YAML aliases refer to the same object, which the injection must not change twice.
 def _copy_without_aliases(value: Any) -> Any:
-    """Return a deep copy of a manifest, with a separate copy for each YAML alias."""
     if isinstance(value, dict):
         return {key: _copy_without_aliases(held) for key, held in value.items()}
     return [_copy_without_aliases(held) for held in value] if isinstance(value, list) else value
 
 
 def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineContainer | str:
-    """Return the engine in ``pod``, or the reason for leaving the pod unchanged.
-
-    Raises InjectionError.
-    """
+    """Return the engine in ``pod``, or the reason for leaving the pod unchanged."""
     if pod.worker:
         return WORKERS_MESSAGE
     if (

@@ -1,8 +1,7 @@
 """Find the container of a pod that runs the engine.
 
-Three kinds of evidence show the engine. The strongest is a command that starts its server, directly
-or in a script. The others are the image's name, and options that only an engine has. The webhook
-and ``plimsoll inject`` both use :func:`find_engine`.
+The strongest evidence is a command that starts its server, then the image's name, then options that
+only an engine has.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class EngineContainer:
 
 @dataclass(frozen=True)
 class ContainerClassification:
-    """A container and the engine that it appears to run.
+    """Container and the engine that it appears to run.
 
     ``kind`` is None if the container appears to run no engine; ``reason`` may then say why.
     """
@@ -164,7 +163,6 @@ def classify_container(
 
 
 def _find_engine_for_format(name: str) -> EngineType | None:
-    """Return the engine that KServe uses for a model format, or None if it is unknown."""
     formats = {
         "vllm": EngineType.VLLM, "huggingface": EngineType.VLLM, "sglang": EngineType.SGLANG
     }  # fmt: skip
@@ -185,7 +183,6 @@ def _classify_by_options(words: list[str]) -> EngineType | None:
 
 
 def _starts_ray(container: Object, line: CommandLine, image: str) -> bool:
-    """Report whether a container starts Ray, which then starts the engine."""
     ports = {str(one.get("name")) for one in container.get("ports") or ()}
     runs = any(command_line.get_program_name(words[0]) == "ray" for words in line.commands)
     return runs or bool(ports & RAY_PORT_NAMES) or "ray" in re.split(r"[^a-z0-9]+", image)
@@ -201,10 +198,9 @@ def find_engine(
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
-    ``options`` may set the engine's container, type and port, and may accept any program as a
-    custom engine. ``location`` names the document and the path of the pod spec, for messages. A
-    ``worker`` of a group needs no port. ``ray`` is True if KubeRay starts Ray in the pod. Raises
-    InjectionError.
+    ``options`` may name the engine's container, type and port. ``location`` is the path of the pod
+    spec, for messages. A ``worker`` of a group needs no port. ``ray`` is True if KubeRay starts Ray
+    in the pod. Raises InjectionError.
     """
     kind, port = options.engine_type, options.engine.port
     chosen = _choose_container(pod, location, options)
@@ -344,12 +340,9 @@ def _find_uid(pod: Object, container: Object, location: str, path: str) -> int |
     return None
 
 
+# ptrace_may_access() in Linux requires every capability that the engine has. A root process has
+# the runtime's default capabilities unless the container drops them.
 def _is_hidden_from_supervisor(pod: Object, container: Object) -> bool:
-    """Report whether a process needs capabilities to read the engine's sockets and variables.
-
-    ptrace_may_access() in Linux requires every capability that the engine has. A root process has
-    the runtime's default capabilities unless the container drops them.
-    """
     context = container.get("securityContext") or {}
     capabilities = context.get("capabilities") or {}
     if context.get("privileged") or capabilities.get("add"):

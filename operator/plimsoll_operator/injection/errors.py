@@ -4,7 +4,4 @@ from __future__ import annotations
 
 
 class InjectionError(Exception):
-    """Raised if a workload cannot be supervised safely.
-
-    The message names the field and says what to do.
-    """
+    """Raised if a workload cannot be supervised safely; the message names the field."""

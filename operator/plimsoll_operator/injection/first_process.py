@@ -1,8 +1,7 @@
 """Find containers that must run as process 1, signal process 1 or read its files in /proc.
 
-They fail in a supervised pod, whose containers share a process namespace: process 1 is the pod's
-sandbox, so ``kill 1`` stops all containers, and an init system does not start. The check sees the
-pod spec, but not the entrypoint inside an image.
+They fail in a supervised pod, whose containers share a process namespace. The check sees the pod
+spec, but not the entrypoint inside an image.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ INIT_PROGRAMS = frozenset(
         *("catatonit", "runit-init", "s6-linux-init", "s6-overlay-suexec", "systemd"),
     }
 )
-"""Programs that work only as process 1: paths, and names that no other program has."""
+"""Programs that work only as process 1, by path or by a unique name."""
 INIT_SYSTEM_IMAGE_PATTERN = re.compile(
     r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd"
 )
@@ -61,8 +60,7 @@ HOOK_FIELDS = ("postStart", "preStop")
 def check_first_process(pod: Object, path: str, fields: OptionNames) -> None:
     """Reject a pod with a long-running container that depends on process 1.
 
-    Accept a pod whose containers already share a process namespace, because the supervisor changes
-    nothing there. Raises InjectionError.
+    Accept a pod whose containers already share a process namespace. Raises InjectionError.
     """
     if pod.get("shareProcessNamespace") is True:
         return
@@ -75,7 +73,7 @@ def check_first_process(pod: Object, path: str, fields: OptionNames) -> None:
 
 
 def find_first_process_dependency(pod: Object) -> str | None:
-    """Return a clause that names a field of the pod spec that depends on process 1, or None.
+    """Return a clause about a field of the pod spec that depends on process 1, or None.
 
     An example is ``containers[engine].command must be process 1``.
     """
@@ -124,8 +122,8 @@ def _iterate_commands(container: Object) -> Iterator[tuple[str, list[str]]]:
             yield f"{prefix}{key}.exec.command", [str(one) for one in _as_list(command)]
 
 
+# The process ID ``-1`` means all processes.
 def _signals_first_process(command: str) -> bool:
-    """Report whether a shell command signals process 1 or all processes (``-1``)."""
     words = command.translate(_QUOTE_REMOVAL_TABLE).split()
     at = next((n for n, one in enumerate(words) if one.rpartition("/")[2] == "kill"), None)
     # The first argument may be a signal, where -1 means SIGHUP.

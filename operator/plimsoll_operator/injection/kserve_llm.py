@@ -1,10 +1,8 @@
 """Add a supervisor to KServe's LLMInferenceService, in a configuration of its own.
 
 KServe merges a service's pods from presets, from the LLMInferenceServiceConfigs in ``baseRefs``,
-and from the service. It merges lists of containers and volumes by name. The injection therefore
-writes a new configuration with the supervisor, and adds its name to the service's ``baseRefs``.
-The document does not contain the presets. Unless the service sets a command, the engine is
-therefore assumed to be the preset's engine.
+and from the service. The injection therefore adds a configuration with the supervisor to
+``baseRefs``. Unless the service sets a command, the engine is assumed to be the preset's.
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ PRESET_PORT, PRESET_DECODE_PORT = 8000, 8001
 """Ports of the engine in the presets. In a decode pod, a proxy listens on port 8000."""
 TLS_TEMPLATE = ".GlobalConfig.EnableTLS"
 SCHEME_TEMPLATE = f"{{{{ if {TLS_TEMPLATE} }}}}https{{{{ else }}}}http{{{{ end }}}}"
-"""Go template for the URL scheme. KServe renders its configurations as Go templates; its presets
-enable TLS according to this field."""
+"""Ports of the engine in the presets. In a decode pod, a proxy listens on port 8000."""
 MAX_LABEL_CHARS = 63
 
 
@@ -143,8 +140,8 @@ def inject_llm_service(
     )
 
 
+# A service with ``prefill`` has two kinds of pods.
 def _list_workloads(spec: Object, location: str) -> list[_Workload]:
-    """Return the parts of the spec that describe pods: two if the service sets ``prefill``."""
     at = f"{location}: spec"
     if spec.get("prefill") is None:
         return [_Workload(spec, at, PRESET_PORT, PodRole.BOTH)]
@@ -158,10 +155,7 @@ def _list_workloads(spec: Object, location: str) -> list[_Workload]:
 def _add_supervisor(
     workload: _Workload, name: str, model: str, options: InjectionOptions
 ) -> tuple[EngineContainer, Object] | str:
-    """Return the engine and the part of the configuration that adds its supervisor.
-
-    Return the reason instead if the pods stay unchanged. Raises InjectionError.
-    """
+    """Return the engine and the configuration that adds its supervisor, or why there is none."""
     labels = (
         _get_object_field(workload.spec, "labels", workload.path)
         if "labels" in workload.spec
@@ -235,7 +229,6 @@ def _make_known_pod_spec(workload: _Workload) -> Object:
 
 
 def _apply_preset(container: Object, port: int) -> Object:
-    """Return the container with the defaults that are common to all presets."""
     security = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     return {
         **container,

@@ -51,7 +51,7 @@ LOCAL_ADDRESSES = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", 
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """An engine's address and model, the evidence for the port, and notes for the user.
+    """Engine's address and model, the evidence for the port, and notes for the user.
 
     ``port`` is None if it is unknown; ``evidence`` then says why.
     """
@@ -64,7 +64,7 @@ class EngineAddress:
 
 
 def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, str | None]:
-    """Return a container's environment variables. A value is None if the manifest lacks it."""
+    """Return a container's environment variables; a value is None if the manifest lacks it."""
     variables: dict[str, str | None] = {}
     for source in container.get("envFrom") or ():
         name = (source.get("configMapRef") or {}).get("name")
@@ -114,8 +114,7 @@ def find_engine_address(
 ) -> EngineAddress:
     """Return the address at which the engine in ``container`` listens.
 
-    ``server`` is the command that starts the engine. ``variables`` include those that a script
-    sets. Raises InjectionError if the port is invalid.
+    ``server`` is the command that starts the engine. Raises InjectionError if the port is invalid.
     """
     words = [expand_variables(word, variables) for word in server.words]
     port, by = _find_port(container, words, server, kind, variables, path)
@@ -191,10 +190,7 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
 def _choose_declared_port(
     container: Object, default: int | None, path: str
 ) -> tuple[int, str] | None:
-    """Return the engine's port among the declared ports, and the evidence; None if it is unclear.
-
-    Prefer a port with an HTTP name, then ``default``, then the only port.
-    """
+    """Return the engine's port among the declared ports, and the evidence; None if unclear."""
     listed = [
         (
             str(one.get("name") or ""),
@@ -226,7 +222,6 @@ def _check_port(port: object, path: str) -> int:
 
 
 def _find_model(words: Sequence[str]) -> str:
-    """Return the model's name in the arguments; empty if they do not show it."""
     named = [find_option_value(words, flag) for flag in MODEL_FLAGS]
     named += [
         words[at + 1]

@@ -19,8 +19,7 @@ def make_notes(
 ) -> list[str]:
     """Return the notes that ``plimsoll inject`` prints for an injected pod.
 
-    They name the detected engine, the limits of the supervisor, and what the user can change. Each
-    note begins with ``location``, the pod's path in the manifest.
+    Each begins with ``location``, the pod's path in the manifest.
     """
     known = engine.type is not EngineType.CUSTOM
     notes = [describe_engine(engine)]
@@ -103,7 +102,6 @@ def _make_user_notes(
 
 
 def _make_mode_notes(options: InjectionOptions) -> list[str]:
-    """Return notes about the limits of mode ``Recover`` without the operator."""
     if not options.may_act:
         return []
     notes = [

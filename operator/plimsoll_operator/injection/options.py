@@ -15,13 +15,12 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedEngineType, SupervisionPolicy
 
 DEFAULT_MEMORY_POLICY = MemoryPolicy(host=parse_growth_budget(AUTO_BUDGET), warmup_s=300.0)
-"""Memory policy of ``plimsoll inject`` without a SupervisionPolicy. The warm-up is long, because
-the engine is unknown."""
+"""Memory policy of ``plimsoll inject`` without a SupervisionPolicy."""
 
 
 @dataclass(frozen=True)
 class OptionNames:
-    """Names that messages use for the options: flags of ``plimsoll inject``, or policy fields."""
+    """Names of the options in messages: flags of ``plimsoll inject``, or policy fields."""
 
     engine: str = "--engine"
     container: str = "--container"
@@ -95,7 +94,7 @@ class InjectionOptions:
 def make_options(
     policy: SupervisionPolicy, image: str, fields: OptionNames, namespace: str | None = None
 ) -> InjectionOptions:
-    """Convert a policy to injection options. ``image`` is the supervisor's image."""
+    """Convert a policy to injection options; ``image`` is the supervisor's image."""
     spec = policy.spec
     return InjectionOptions(
         image=image,

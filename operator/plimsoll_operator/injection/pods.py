@@ -84,7 +84,7 @@ class PodSpec:
 def list_pod_specs(document: Object, location: str) -> list[PodSpec]:
     """Return the pod specs of ``document``; empty for a kind without pods.
 
-    Raises InjectionError, whose message begins with ``location``, if a field has the wrong type.
+    Raises InjectionError if a field has the wrong type.
     """
     kind = str(document.get("kind", ""))
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
@@ -107,7 +107,6 @@ def list_pod_specs(document: Object, location: str) -> list[PodSpec]:
 
 
 def _add_controller_labels(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
-    """Return the pods with the labels and annotations that a controller adds to them."""
     held = document.get("metadata")
     metadata = held if isinstance(held, dict) else {}
     name, own = str(metadata.get("name", "")), metadata.get("labels")
@@ -125,8 +124,7 @@ def _add_controller_labels(document: Object, pods: Iterable[PodSpec]) -> list[Po
 def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     """Return the pod's containers, including those that KServe adds to a predictor with a model.
 
-    KServe adds the containers of the model's runtime. A runtime that is not in ``runtimes`` counts
-    as a single container.
+    A runtime that is not in ``runtimes`` counts as a single container.
     """
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
@@ -152,8 +150,8 @@ def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]
     return [*listed, merged, *others]
 
 
+# None if the runtime is unknown or ambiguous.
 def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
-    """Return the runtime that KServe uses for a model; None if it is unknown or ambiguous."""
     if (name := model.get("runtime")) is not None:
         return runtimes.get(str(name))
     model_format = (model.get("modelFormat") or {}).get("name")
@@ -169,39 +167,29 @@ def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | Non
 
 
 def list_engine_objects(pod: Object) -> list[Object]:
-    """Return the parts of the pod spec that describe long-running containers.
-
-    These are the containers, the native sidecars, and a model from which KServe creates a
-    container.
-    """
+    """Return the pod's containers, native sidecars, and the model for which KServe adds one."""
     model = pod.get("model")
     models = [model] if isinstance(model, dict) else []
     return [*(pod.get("containers") or []), *list_native_sidecars(pod), *models]
 
 
 def find_engine_container(pod: Object, container: str) -> Object | None:
-    """Return the container with this name, or the model from which KServe creates it.
-
-    Return None if the pod has neither.
-    """
+    """Return the container with this name, or the model for which KServe adds it, or None."""
     model = pod.get("model")
     default = model if isinstance(model, dict) else None
     return next((one for one in list_engine_objects(pod) if one.get("name") == container), default)
 
 
 def set_container_name_variable(pod: Object, container: str) -> None:
-    """Set the environment variable that tells the supervisor the container of a process.
-
-    Its value is the container's name. KServe copies the variable from a predictor's model.
-    """
+    """Set the environment variable that tells the supervisor the container of a process."""
     engine = find_engine_container(pod, container)
     if engine is not None:
         kept = [one for one in engine.get("env") or [] if one.get("name") != CONTAINER_ENV]
         engine["env"] = [*kept, {"name": CONTAINER_ENV, "value": container}]
 
 
+# Leaders and workers may share a template.
 def _iterate_leader_worker_set(document: Object, location: str) -> Iterator[PodSpec]:
-    """Yield the pod specs of a LeaderWorkerSet: leaders and workers may share a template."""
     path = ("spec", "leaderWorkerTemplate")
     group = _get_or_create_object(document, path, location)
     # The default of the LeaderWorkerSet API.
@@ -252,7 +240,6 @@ def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], location
 
 
 def _iterate_predictor(document: Object, location: str) -> Iterator[PodSpec]:
-    """Yield the pod specs of a KServe predictor: the predictor itself, and its workers."""
     path = ("spec", "predictor")
     predictor = _get_or_create_object(document, path, location)
     yield PodSpec(
@@ -283,7 +270,6 @@ def _make_pod_spec(
 
 
 def _get_or_create_object(document: Object, path: tuple[str, ...], location: str) -> Object:
-    """Return the object at ``path``; create it if it is missing. Raises InjectionError."""
     found = document
     for at, key in enumerate(path):
         if found.get(key) is None:

@@ -1,7 +1,7 @@
 """Add a supervisor to a pod that a SupervisionPolicy selects, or record why the pod gets none.
 
-The webhook and ``plimsoll inject`` add the supervisor with the same function. All pods of a policy
-share a ConfigMap, so an environment variable describes each pod's engine to its supervisor.
+All pods of a policy share a ConfigMap, so an environment variable describes each pod's engine to
+its supervisor.
 """
 
 from __future__ import annotations
@@ -63,17 +63,15 @@ ENGINE_ANNOTATION = "plimsoll.dev/engine"
 POD_PATH = "spec"
 """Path of the pod spec in messages."""
 ALLOW_GROUP_RESTARTS_ANNOTATION = "plimsoll.dev/allow-group-restarts"
-"""Annotation of a LeaderWorkerSet's pods. With ``true``, the user accepts that a restart of the
-supervisor restarts the whole group."""
+"""Annotation of a LeaderWorkerSet's pods: the user accepts that a restart of the supervisor
+restarts the whole group."""
 ALLOW_HOST_PORTS_ANNOTATION = "plimsoll.dev/allow-host-ports"
-"""Annotation of pods in the host network. With ``true``, the user accepts that a node can run only
-one of them."""
+"""Annotation of pods in the host network: the user accepts that a node can run only one of them."""
 LWS_LEADER_ANNOTATION = "leaderworkerset.sigs.k8s.io/leader-name"
-"""Annotation that marks a LeaderWorkerSet's workers. At admission, the label with their index may
-be missing, because the webhook of LeaderWorkerSet may run after Plimsoll's."""
+"""Annotation of a LeaderWorkerSet's workers, whose label may be missing at admission."""
 MAX_LABEL_CHARS = 63
 MAX_ANNOTATIONS_BYTES = 1 << 18
-"""Maximum total size of a pod's annotations in bytes. The API server rejects more."""
+"""Maximum total size of a pod's annotations; the API server rejects more."""
 POLICY_OPTION_NAMES = OptionNames(
     engine="the policy's spec.engine.type",
     container="the policy's spec.engine.container",
@@ -91,7 +89,7 @@ POLICY_OPTION_NAMES = OptionNames(
 
 @dataclass(frozen=True)
 class AdmittedPod:
-    """The pod to create. ``refusal`` is why the pod gets no supervisor; None if it gets one."""
+    """Pod to create; ``refusal`` is why the pod gets no supervisor, or None."""
 
     pod: Object
     refusal: str | None = None
@@ -104,10 +102,7 @@ def format_images(policy: SupervisionPolicy, images: Images) -> str:
 
 
 def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> AdmittedPod:
-    """Return a copy of ``pod`` with a supervisor, or with an annotation that says why it has none.
-
-    The injection is idempotent.
-    """
+    """Return a copy of ``pod`` with a supervisor, or with an annotation that says why not."""
     changed = copy.deepcopy(pod)
     try:
         _check_pod(changed)
@@ -151,7 +146,6 @@ def _set_metadata(metadata: Object, field: str, key: str, value: str) -> None:
 
 
 def _check_pod(pod: Object) -> None:
-    """Run the checks that do not depend on the engine. Raises InjectionError."""
     meta, spec = pod["metadata"], pod["spec"]
     check_types(spec, POD_PATH)
     check_pod_fields(spec, POD_PATH, POLICY_OPTION_NAMES)
@@ -174,13 +168,9 @@ def _check_pod(pod: Object) -> None:
         check_reserved_names(spec, POD_PATH)
 
 
+# A pod does not show the restart policy of its LeaderWorkerSet, which by default recreates the
+# group when a container restarts. The user must therefore accept this with an annotation.
 def _check_group(metadata: Object) -> None:
-    """Reject pods of groups that would restart with a supervisor, and workers without a leader.
-
-    A pod does not show the restart policy of its LeaderWorkerSet, which by default recreates the
-    group when a container restarts. The user must therefore accept this with an annotation. Raises
-    InjectionError.
-    """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(RAY_NODE_TYPE_LABEL) == RAY_WORKER and not find_membership(metadata).ray_cluster:
         raise InjectionError(WORKERS_MESSAGE)
@@ -208,8 +198,7 @@ def _is_in_group(labels: Object) -> bool:
 def find_group_name(metadata: Object) -> str:
     """Return a new pod's multi-node group; empty if the pod is in none.
 
-    The result is the name of a RayCluster, or of the leader in a LeaderWorkerSet. The label with
-    the group's index may be missing at admission.
+    The result is the name of a RayCluster, or of a LeaderWorkerSet's leader.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if cluster := find_membership(metadata).ray_cluster:
@@ -219,8 +208,8 @@ def find_group_name(metadata: Object) -> str:
     return ""
 
 
+# The group of a RayCluster or LeaderWorkerSet.
 def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
-    """Return the pod's membership in a RayCluster or LeaderWorkerSet; None if it is in neither."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     cluster, node = find_membership(meta).ray_cluster, labels.get(RAY_NODE_TYPE_LABEL)
@@ -240,7 +229,6 @@ def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
 
 
 def _has_plimsoll_supervisor(pod: Object) -> bool:
-    """Report whether :func:`inject_pod` already added a supervisor to the pod."""
     return any(
         one.get("name") == names.SUPERVISOR
         and any(variable.get("name") == POD_ENGINE_ENV for variable in one.get("env") or ())
@@ -287,13 +275,10 @@ def _inject_supervisor(pod: Object, policy: SupervisionPolicy, images: Images) -
     return engine
 
 
+# The command of a Ray worker starts Ray and does not show the engine, so any type is accepted.
 def _find_engine(
     pod: Object, group: GroupMember | None, options: InjectionOptions
 ) -> EngineContainer | None:
-    """Return the pod's engine, or None. A Ray worker's engine may be of any type.
-
-    The command of a Ray worker starts Ray and does not show the engine.
-    """
     is_worker = group is not None and group.worker
     if is_worker and find_membership(pod["metadata"]).ray_cluster:
         named = find_worker_container(pod["spec"], POD_PATH, options)

@@ -37,7 +37,7 @@ SERVER_MODULES = {
     "sglang.launch_server": EngineType.SGLANG,
     "huggingfaceserver": EngineType.VLLM,
 }
-"""Python modules that serve HTTP. KServe's huggingfaceserver runs vLLM."""
+"""Python modules that serve HTTP; KServe's huggingfaceserver runs vLLM."""
 SERVE_COMMANDS = {
     "vllm": EngineType.VLLM,
     "sglang": EngineType.SGLANG,
@@ -175,7 +175,6 @@ def _classify_huggingface(server: ProgramClassification) -> ProgramClassificatio
 
 
 def _explain_missing_port(words: Sequence[str]) -> str:
-    """Return why a server with these options has no HTTP port; empty if it has one."""
     if "--headless" in words:
         return "with --headless, this process of a multi-node engine does not listen on a port"
     if "--grpc-mode" in words or "--grpc" in words:
@@ -195,10 +194,7 @@ def _explain_missing_port(words: Sequence[str]) -> str:
 
 
 def classify_image(image: str) -> tuple[EngineType | None, str]:
-    """Return the engine that an image's name suggests, or None, and the name.
-
-    The name excludes the registry and the project.
-    """
+    """Return the engine that an image's name suggests, or None, and the name."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
     words = set(WORD_SEPARATOR_PATTERN.split(name))
     if words & OTHER_IMAGE_WORDS:
@@ -214,7 +210,7 @@ def classify_image(image: str) -> tuple[EngineType | None, str]:
 def find_option_value(words: Sequence[str], name: str) -> str | None:
     """Return the last value of an option; None if the option is absent.
 
-    vLLM and SGLang accept underscores instead of dashes in the option's name.
+    As in vLLM and SGLang, the option may have underscores instead of dashes.
     """
     last = None
     for at, word in enumerate(words):

@@ -17,9 +17,8 @@ Object = dict[str, Any]
 def find_worker_container(pod: Object, path: str, options: InjectionOptions) -> str:
     """Return the name of the container in a Ray worker that runs the engine.
 
-    This is the container that ``options`` name, the only container, or the only container that runs
-    ``ray start``. If the worker has no container with the name in ``options``, that name belongs to
-    the head and is ignored. Raises InjectionError if the container is unclear.
+    This is the container that ``options`` name, the only container, or the only one that runs ``ray
+    start``. Raises InjectionError if it is unclear.
     """
     named = options.engine.container
     containers: list[Object] = pod.get("containers") or []
@@ -38,7 +37,6 @@ def find_worker_container(pod: Object, path: str, options: InjectionOptions) -> 
 
 
 def _starts_ray(container: Object) -> bool:
-    """Report whether the container runs ``ray start``, directly or in a shell script."""
     commands = command_line.parse_container(container).commands
     return any(
         get_program_name(word) == "ray" and verb == "start"

@@ -61,10 +61,7 @@ TYPE_NAMES: dict[Any, str] = {str: "a string", dict: "an object", list: "a list"
 
 
 def check_types(pod: Object, path: str) -> None:
-    """Reject a pod spec with a field of the wrong type. Raises InjectionError.
-
-    The message begins with ``path`` and names the field.
-    """
+    """Reject a pod spec with a field of the wrong type. Raises InjectionError."""
     _check_value(pod, POD_SHAPE, path, "")
 
 

@@ -42,9 +42,8 @@ def add_supervisor(
 ) -> None:
     """Add the supervisor of ``engine`` to the pod spec ``pod``, in place. Raises InjectionError.
 
-    Replace the supervisor of an earlier injection. ``config_map`` names the ConfigMap with the
-    supervisor's configuration. ``env`` holds further environment variables of the supervisor.
-    ``layout`` are its paths and ports.
+    Replace the supervisor of an earlier injection. ``env`` are further variables of the supervisor,
+    and ``layout`` its paths and ports.
     """
     supervisor = _make_container(pod, engine, options, layout)
     supervisor["env"] = [*supervisor["env"], *env]

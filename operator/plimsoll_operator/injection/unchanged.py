@@ -1,4 +1,4 @@
-"""Explain why an injection leaves pods unchanged. Each message follows the pod's path."""
+"""Explain why an injection leaves pods unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""Plan the objects that a service or policy needs.
-
-The functions are pure: they use only the spec and the observed state.
-"""
+"""Plan the objects that a service or policy needs, in pure functions."""

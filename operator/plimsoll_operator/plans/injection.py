@@ -1,14 +1,11 @@
 """Decide whether new pods of a policy get a supervisor: the circuit breaker of the injection.
 
-An engine starts after its supervisor, so a pod fails if its supervisor cannot start. Until one pod
-of a policy has run with the current images, only a few pods at a time get a supervisor. Injection
-stops if several pods with these images are stuck, or if the API server rejects pods that got a
-supervisor. Injection resumes when a person requests it. It also resumes if the API server rejects
-the owner's pods even without a supervisor, because the supervisor is then not the cause.
+A pod fails if its supervisor cannot start. Until one pod of a policy has run with the current
+images, only a few pods at a time get a supervisor. Injection stops if several of them are stuck, or
+if the API server rejects pods that got a supervisor.
 
 The operator writes the decision to ``status.injection``, which every replica's webhook reads.
-Anyone who may create pods or Events in a namespace can forge the evidence. Forged evidence can only
-stop or resume the injection for the policies of that namespace.
+Forged pods or Events can only stop or resume the injection in their own namespace.
 """
 
 from __future__ import annotations
@@ -25,10 +22,10 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
 
 RETRY_ANNOTATION = "plimsoll.dev/retry-injection"
-"""Annotation of a policy. Changing its value after a stop requests another attempt."""
+"""Annotation of a policy; changing its value after a stop requests another attempt."""
 MAX_RETRY_CHARS = 256
 STOP_PROPAGATION_S = 15.0
-"""Seconds after a stop until every webhook has read it. Webhooks read the policies every 2 s."""
+"""Seconds after a stop until every webhook has read it; webhooks read the policies every 2 s."""
 
 
 def parse_injection(status: Object | None) -> Injection | None:
@@ -50,9 +47,9 @@ def decide_injection(
 ) -> Object:
     """Return the new ``status.injection`` from the previous one and the policy's pods.
 
-    ``now`` is RFC 3339. Injection stops if ``limit`` pods are stuck, or if ``refusals`` contains a
-    recent rejection of a pod of the policy. It resumes once ``images``, the policy's generation or
-    the annotation :data:`RETRY_ANNOTATION` changes. Earlier pods and rejections are then ignored.
+    Injection stops if ``limit`` pods are stuck, or if ``refusals`` contains a recent rejection of a
+    pod of the policy. It resumes once ``images``, the policy's generation or the annotation
+    :data:`RETRY_ANNOTATION` changes. ``now`` is RFC 3339.
     """
     last = (
         previous if previous is not None and previous.images == images else Injection(images=images)
@@ -112,8 +109,8 @@ def find_skip_reason(
 ) -> str:
     """Return why a new pod of ``policy`` gets no supervisor; empty if it gets one.
 
-    ``unrecorded`` is the number of replicas that got a supervisor from this webhook but are not yet
-    counted in the policy's status.
+    ``unrecorded`` is the number of replicas that got a supervisor but are not yet counted in the
+    policy's status.
     """
     last = (
         previous if previous is not None and previous.images == images else Injection(images=images)
@@ -136,7 +133,6 @@ def describe_stop(stop: InjectionStop) -> str:
 
 
 def _is_refused_without_supervisor(stop: InjectionStop, refusal: RefusedCreation) -> bool:
-    """Report whether the API server rejected a pod of the same owner that had no supervisor."""
     same = bool(stop.refusal) and refusal.key.split("/")[0] == stop.refusal.split("/")[0]
     return (
         same
@@ -145,11 +141,9 @@ def _is_refused_without_supervisor(stop: InjectionStop, refusal: RefusedCreation
     )
 
 
+# Several stuck pods on a single broken node are no evidence against the images, so nodes count if
+# an injected pod runs on another node.
 def _count_failures(stuck: Sequence[SelectedPod], injected: Sequence[SelectedPod]) -> int:
-    """Return the number of stuck pods, or of their nodes if an injected pod runs on another node.
-
-    Several stuck pods on a single broken node are no evidence against the images.
-    """
     nodes = {one.node for one in stuck}
     elsewhere = {one.node for one in injected if one.start.ran} - nodes - {""}
     return len(nodes) if elsewhere and "" not in nodes else len(stuck)
@@ -160,7 +154,6 @@ def _get_retry_value(policy: SupervisionPolicy) -> str:
 
 
 def _is_still_stopped(stop: InjectionStop, policy: SupervisionPolicy) -> bool:
-    """Report whether the policy is unchanged since the stop, and no retry was requested."""
     return (stop.generation, stop.retry) == (
         policy.metadata.generation,
         _get_retry_value(policy),

@@ -1,8 +1,4 @@
-"""Plan which objects of a policy to apply and to delete.
-
-The functions are pure: they use only the spec and the observed objects. A policy owns the
-configuration and permissions of its supervisors, their restart slots, and headless Services.
-"""
+"""Plan which objects of a policy to apply and to delete, in pure functions."""
 
 from __future__ import annotations
 
@@ -61,10 +57,8 @@ from plimsoll_operator.render.objects import (
 )
 
 MAX_SERVICE_ACCOUNTS = 100
-"""Maximum number of ServiceAccounts in a RoleBinding."""
 MAX_SHOWN_CHARS = 320
 MAX_LISTED_NAMES = 4
-"""Maximum number of pods, workloads or policies that a message names."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +66,8 @@ class PolicyPlan:
     """Changes to make for a policy.
 
     The operator applies ``desired`` in this order, and then deletes ``surplus``. ``suspects`` are
-    the workloads with a leaking revision. ``failure`` names a limit that the policy exceeds; None
-    if it exceeds none.
+    the workloads with a leaking revision. ``failure`` names a limit that the policy exceeds, or is
+    None.
     """
 
     desired: list[Object]
@@ -94,8 +88,8 @@ def make_plan(
 ) -> PolicyPlan:
     """Plan which objects to apply, and which of the policy's objects to delete.
 
-    ``status`` is the previous status, and ``now`` is RFC 3339. ``extra_files`` maps the names of
-    further files in the supervisors' ConfigMap to their contents.
+    ``status`` is the previous status, and ``now`` is RFC 3339. ``extra_files`` are further files
+    for the supervisors' ConfigMap, by name.
     """
     uid, name = policy.metadata.uid, policy.metadata.name
     own = {where: item for where, item in owned.items() if get_owner_uid(item) == uid}
@@ -149,10 +143,7 @@ def find_account_failure(accounts: Sequence[str]) -> Failure | None:
 def find_slot_failure(
     workloads: Sequence[Workload], with_slots: Sequence[Workload]
 ) -> Failure | None:
-    """Return a failure if some workloads or pods cannot take a restart slot; None otherwise.
-
-    ``with_slots`` are the workloads that have slots.
-    """
+    """Return a failure if some workloads or pods cannot take a restart slot; None otherwise."""
     known = {(one.ref, one.role) for one in with_slots}
     without = [one for one in workloads if one.needs_slots and (one.ref, one.role) not in known]
     if without:
@@ -175,22 +166,19 @@ def find_slot_failure(
 
 
 def format_workload_name(ref: WorkloadRef | None) -> str:
-    """Return the workload's name as a truncated, printable line for a message.
-
-    The name is untrusted: the creator of a pod may set any text as its owner's name.
-    """
+    """Return the workload's name as a truncated, printable line, because it is untrusted."""
     return make_printable_line(str(ref), MAX_SHOWN_CHARS) if ref else "pods without an owner"
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names for a message. A long list is shortened, such as ``a, b, c, d and 3 more``."""
+    """Join names for a message; a long list is shortened, such as ``a, b, c, d and 3 more``."""
     more = len(names) - MAX_LISTED_NAMES
     return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 REPORT_VERB = "report"
-"""RBAC verb that permits a supervisor to write incidents and take slots for a SupervisionPolicy.
-Only the admission policies check this verb."""
+"""RBAC verb that permits a supervisor to write incidents and take slots. Only the admission
+policies check it."""
 
 DEFAULT_ENGINE_PORT = 8000
 
@@ -203,8 +191,7 @@ def make_key(policy: SupervisionPolicy) -> Key:
 def make_supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
     """Return the configuration that the supervisors of all the policy's pods share.
 
-    Each supervisor replaces ``engine`` with its own pod's engine, which is in its environment
-    (:class:`plimsoll_api.supervisor_config.PodEngine`).
+    Each supervisor replaces ``engine`` with its own pod's engine.
     """
     meta, spec = policy.metadata, policy.spec
     url = f"http://127.0.0.1:{spec.engine.port or DEFAULT_ENGINE_PORT}"
@@ -234,9 +221,8 @@ def render_objects(
 ) -> list[Object]:
     """Return all objects of ``policy``, in the order of application.
 
-    ``accounts`` are the ServiceAccounts of the supervised pods. ``workloads`` are the workloads
-    with slots. ``held_slots`` are the names of the slots that a pod still holds. ``extra_files``
-    maps the names of further files in the supervisors' ConfigMap to their contents.
+    ``accounts`` are the ServiceAccounts of the supervised pods. ``workloads`` have slots, and
+    ``held_slots`` are still held by a pod.
     """
     name = make_policy_object_name(policy.metadata.name)
     config: Object = {
@@ -266,12 +252,9 @@ def render_objects(
     ]
 
 
+# The admission policy selects these Leases by their label. Only the pods in the annotation
+# :data:`SLOT_REPLICAS_ANNOTATION` may take the slot.
 def _make_leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
-    """Return the slot Leases of a workload.
-
-    The admission policy for slots selects these Leases by their label. Only the pods in the
-    annotation :data:`SLOT_REPLICAS_ANNOTATION` may take the slot.
-    """
     name = policy.metadata.name
     annotations = {SLOT_REPLICAS_ANNOTATION: workload.format_replicas()}
     if workload.ref is not None:
@@ -292,20 +275,17 @@ def _make_leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     ]
 
 
+# The head's supervisor reads the workers' addresses from it. KubeRay itself creates a Service
+# only for the head.
 def _make_ray_service(policy: SupervisionPolicy, cluster: str) -> Object:
-    """Build a headless Service for the supervised pods of a RayCluster.
-
-    The head's supervisor reads the workers' addresses from it. KubeRay itself creates a Service
-    only for the head.
-    """
     name = policy.metadata.name
     return _make_headless_service(
         make_ray_service_name(name, cluster), {POLICY_LABEL: name, RAY_CLUSTER_LABEL: cluster}
     )
 
 
+# Pods are endpoints even before they are ready.
 def _make_headless_service(name: str, labels: Object) -> Object:
-    """Build a headless Service whose endpoints are all pods with ``labels``, ready or not."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -320,10 +300,7 @@ def _make_headless_service(name: str, labels: Object) -> Object:
 
 
 def make_role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
-    """Return the Role of the policy's supervisors.
-
-    The admission policies restrict each supervisor to its own pod's objects.
-    """
+    """Return the Role of the policy's supervisors."""
     name = policy.metadata.name
     report = make_role_rule(API_GROUP, [POLICY_PLURAL], [REPORT_VERB]) | {"resourceNames": [name]}
     return make_supervisor_role(make_policy_object_name(name), list(slots), report)

@@ -1,7 +1,6 @@
 """Define when and how to restart a workload for ``spec.rollout: Restart``.
 
-The operator only patches the workload's pod template. The workload's own controller then replaces
-the pods.
+The operator only patches the pod template; the workload's own controller replaces the pods.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
 
 ROLLOUT_FIELD_MANAGER = "plimsoll-operator-rollout"
-"""Field manager of the patches that restart a workload."""
 RESTARTED_AT_ANNOTATION = "kubectl.kubernetes.io/restartedAt"
 RESTARTED_FOR_ANNOTATION = "plimsoll.dev/restarted-for"
 """Annotation of a workload: UID and generation of the policy that last requested a restart."""
@@ -52,8 +50,7 @@ def list_waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
 def find_restartable_kind(workload: Workload) -> Kind | None:
     """Return the workload's kind if the operator can restart the workload; None otherwise.
 
-    The workload's name must be valid, because it becomes part of a URL. It is untrusted: the
-    creator of a pod may set any text as its owner's name.
+    The name is untrusted and becomes part of a URL, so it must be valid.
     """
     if (
         workload.ref is None
@@ -77,7 +74,7 @@ def explain_manual_restart(ref: WorkloadRef | None) -> str:
 def is_restart_requested(live: Object, policy: SupervisionPolicy, is_trial: bool = False) -> bool:
     """Report whether the operator already restarted the workload for this policy generation.
 
-    In a trial, only a few pods get a supervisor, and a restart counts only during the trial.
+    A restart in a trial counts only during the trial.
     """
     annotations = live["metadata"].get("annotations") or {}
     marks = {_make_restart_marker(policy), _make_restart_marker(policy, is_trial)}
@@ -110,8 +107,8 @@ def make_restart_patch(
 ) -> Object:
     """Return the patch that restarts the workload, for the manager :data:`ROLLOUT_FIELD_MANAGER`.
 
-    The patch contains the workload's UID, so the API server rejects it for a new workload with the
-    same name.
+    It contains the workload's UID, so the API server rejects it for a new workload with the same
+    name.
     """
     meta = live["metadata"]
     return {

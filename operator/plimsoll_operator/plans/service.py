@@ -1,7 +1,4 @@
-"""Plan which objects of a service to apply and to delete.
-
-The functions are pure: they use only the spec and the observed state.
-"""
+"""Plan which objects of a service to apply and to delete, in pure functions."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ CLAIM_NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why the operator cannot apply a spec. If ``is_lasting``, a retry cannot help."""
+    """Reason why the operator cannot apply a spec; if ``is_lasting``, a retry cannot help."""
 
     reason: str
     message: str
@@ -57,7 +54,7 @@ class Plan:
 
     The operator applies ``desired`` in this order, and then deletes ``surplus``. ``changed``
     describes how a suspect revision differs from the last good one. ``dropped_fields`` are fields
-    that the API server did not store; the operator sets them after it has applied the objects.
+    that the API server did not store.
     """
 
     desired: list[Object]
@@ -69,11 +66,7 @@ class Plan:
 
 
 def parse_service(item: Object) -> InferenceService:
-    """Parse an InferenceService. Raises :class:`InvalidSpecError`.
-
-    The API server rejects most invalid specs, but not those stored before an upgrade, or a deeply
-    nested ``podTemplate``, whose schema is open.
-    """
+    """Parse an InferenceService. Raises :class:`InvalidSpecError`."""
     if _is_nested_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
         raise InvalidSpecError(f"spec.podTemplate is nested more than {MAX_DEPTH} levels deep")
     return parse_object(InferenceService, item)
@@ -102,11 +95,9 @@ def make_plan(
 ) -> Plan:
     """Plan which objects to apply, and which of the service's objects to delete.
 
-    ``pods`` are the pods that are not terminating, and ``status`` is the previous status. If
-    ``restricted``, the service's ``podTemplate`` must meet the restricted Pod Security Standard.
-    ``extra_files`` maps the names of further files in the supervisors' ConfigMap to their contents.
-    ``shared_claims`` are the claims that pods on several nodes may mount. Raises
-    :class:`InvalidSpecError`.
+    ``pods`` exclude terminating pods, and ``status`` is the previous status. If ``restricted``, the
+    ``podTemplate`` must meet the restricted Pod Security Standard. ``shared_claims`` are the claims
+    that pods on several nodes may mount. Raises :class:`InvalidSpecError`.
     """
     before = status or {}
     update = compute_pod_hash(service)
@@ -181,10 +172,7 @@ def make_plan(
 
 
 def list_claims(service: InferenceService) -> list[str]:
-    """Return the names of the PersistentVolumeClaims in the spec of ``service``.
-
-    Invalid names are omitted, because the schema of the pod template is open.
-    """
+    """Return the names of the PersistentVolumeClaims in the spec; omit invalid ones."""
     template = service.spec.pod_template or {}
     spec = template.get("spec")
     listed = spec.get("volumes") if isinstance(spec, dict) else None
@@ -201,13 +189,10 @@ def list_claims(service: InferenceService) -> list[str]:
     )
 
 
+# For a Deployment, this is a pod template; for a LeaderWorkerSet, a group template.
 def _find_pinned_templates(
     service: InferenceService, owned: Mapping[Ref, Object]
 ) -> dict[str, Any]:
-    """Return the template of each stored revision that has the service's current workload kind.
-
-    For a Deployment, this is a pod template; for a LeaderWorkerSet, a group template.
-    """
     prefix = names.make_revision_name(service.metadata.name, "")
     return {
         where.name.removeprefix(prefix): item["data"]

@@ -1,7 +1,6 @@
 """Render the objects of an InferenceService, in pure functions.
 
-The operator uses all of these functions. Local mode uses only the functions for the engine and the
-supervisor.
+Local mode uses only the functions for the engine and the supervisor.
 """
 
 from __future__ import annotations
@@ -82,11 +81,9 @@ def render_objects(
 ) -> list[dict[str, Any]]:
     """Return all objects of ``service``, in the order of application.
 
-    ``pinned`` is the stored pod template of the spec's revision; None if none is stored.
-    ``held_slots`` are the names of the slot Leases that a pod holds. ``replacement`` is the hash
-    and the template of a revision to run instead of the spec's. ``paused`` pauses a rollout.
-    ``extra_files`` maps the names of further files in the supervisors' ConfigMap to their contents.
-    ``shared_claims`` are the claims that pods on several nodes may mount. ``hold_scale_in`` keeps
+    ``pinned`` is the stored pod template of the spec's revision. ``replacement`` is the hash and
+    the template of a revision to run instead. ``held_slots`` are the slot Leases that a pod holds,
+    and ``shared_claims`` the claims that pods on several nodes may mount. ``hold_scale_in`` keeps
     an autoscaler from removing replicas.
     """
     template = pinned or make_revision_template(service, images)

@@ -1,13 +1,9 @@
 """Merge and compare objects like the API server.
 
-``podTemplate`` is merged over the rendered pod template like a strategic merge patch: objects merge
-by key, and null removes a key. A list in :data:`LIST_MERGE_KEYS` merges by its key if all items
-have the key; other lists are replaced as a whole.
-
-The operator applies an object again only if the hash of the desired object has changed, or the hash
-of the fields that Plimsoll owns. Neither hash changes if the server formats a quantity differently
-or drops a field, or if a webhook rewrites an image. A client that changes a field becomes its
-owner, which changes the second hash.
+A ``podTemplate`` is merged like a strategic merge patch, with the keys in :data:`LIST_MERGE_KEYS`.
+An object is applied again only if the hash of the desired object has changed, or the hash of the
+fields that Plimsoll owns. Neither changes if the API server formats a quantity differently or a
+webhook rewrites an image.
 """
 
 from __future__ import annotations
@@ -79,7 +75,7 @@ def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> lis
 def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """Return the pod template ``base`` with ``patch`` merged over it.
 
-    A patch may list the supervisor, which is an init container, under ``containers``, too.
+    A patch may list the supervisor, which is an init container, under ``containers``.
     """
     spec = dict(patch.get("spec") or {})
     rendered_init = {item["name"] for item in base["spec"].get("initContainers", ())}
@@ -95,7 +91,6 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
 WORKLOAD_KINDS = ("Deployment", LWS_KIND)
 """Kinds of workloads that create a service's pods: for a single node, and for several nodes."""
 MAX_LISTED_MISSING_FIELDS = 8
-"""Maximum number of missing fields to list for an object."""
 _TEXT_FIELDS = frozenset(
     {"annotations", "args", "command", "data", "labels", "matchLabels", "value"}
 )
@@ -107,8 +102,8 @@ def needs_apply(
 ) -> bool:
     """Report whether ``desired`` must be applied, because ``live`` is missing or differs.
 
-    ``fields`` is the hash of Plimsoll's fields after the last application. After a restart of the
-    operator, it is None, and the contents are compared.
+    ``fields`` is the hash of Plimsoll's fields after the last application; None after a restart of
+    the operator.
     """
     if live is None or _get_applied_hash(desired) != _get_applied_hash(live):
         return True
@@ -118,10 +113,7 @@ def needs_apply(
 
 
 def get_owned_fields_hash(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
-    """Return the hash of the fields in ``live`` that Plimsoll owns; None if the hash is unknown.
-
-    The hash covers a workload's replicas only if ``desired`` sets them.
-    """
+    """Return the hash of the fields in ``live`` that Plimsoll owns; None if the hash is unknown."""
     fields: str | None = live["metadata"].get(OWNED_FIELDS_KEY)
     if fields is None or "replicas" in (desired.get("spec") or {}):
         return fields
@@ -131,8 +123,8 @@ def get_owned_fields_hash(live: dict[str, Any], desired: dict[str, Any]) -> str 
 def list_missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
     """Return the fields of ``desired`` that ``live`` lacks.
 
-    At most :data:`MAX_LISTED_MISSING_FIELDS` are listed; a last item then gives the number of the
-    rest. A default value that the API server drops (false, 0, empty) does not count as missing.
+    If there are too many, the last item gives the number of the rest. A default value that the API
+    server drops (false, 0, empty) does not count as missing.
     """
     missing = list(_iterate_missing_fields(live, desired, "", ""))
     unlisted = len(missing) - MAX_LISTED_MISSING_FIELDS
@@ -168,9 +160,8 @@ def add_current_replicas(
 ) -> dict[str, Any]:
     """Return ``desired`` with the current replicas if an autoscaler sets them.
 
-    Without replicas, server-side apply would reset a workload to one replica. A new workload gets
-    ``first_replicas``. The result contains the resource version, so the API server rejects it (409)
-    if the autoscaler changes the workload meanwhile.
+    A new workload gets ``first_replicas``. The result contains the resource version, so that the
+    API server rejects it (409) if the autoscaler changes the workload meanwhile.
     """
     if desired["kind"] not in WORKLOAD_KINDS or "replicas" in desired["spec"]:
         return desired
@@ -191,8 +182,7 @@ def _get_applied_hash(item: dict[str, Any]) -> str | None:
 def has_all_fields(live: Any, desired: Any, field: str = "", as_text: bool = False) -> bool:
     """Report whether ``live`` contains everything in ``desired``; ``live`` may contain more.
 
-    An empty value equals a missing value, because the API server drops empty values. Quantities of
-    the same amount are equal, because the server writes ``1000m`` as ``1``.
+    Empty and missing values are equal, as are quantities of the same amount (``1000m`` and ``1``).
     """
     if desired in (None, "", [], {}) and live in (None, "", [], {}):
         return True

@@ -16,18 +16,15 @@ Object = dict[str, Any]
 PROBE_PERIOD_S = 2
 
 LOG_ON_ERROR = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Container fields that add the end of the log to the pod's status after a failure. Plimsoll's own
-status then shows it."""
+"""Container fields that add the end of the log to the pod's status after a failure."""
 
 
 @dataclass(frozen=True)
 class Images:
     """Default images of services and policies, with their pull secrets and resources.
 
-    If ``probe`` is None, the probe uses the supervisor's image. ``pull_secrets`` are the names of
-    Secrets in each pod's namespace. ``resources`` are the supervisor's resources, and ``download``
-    those of a model download. ``host`` is the listen address of engines that support only one
-    address family.
+    If ``probe`` is None, the probe uses the supervisor's image. ``host`` is the listen address of
+    engines that support only one address family.
     """
 
     engine: str
@@ -71,8 +68,7 @@ def make_device_claims(resources: EngineResources) -> tuple[list[Object], list[O
 
 QOS_RESOURCES = ("cpu", "memory")
 LIMITS_UNDER_QUOTA = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
-"""Limits of a container that Plimsoll adds to a pod whose other containers all have limits. The
-supervisor's volumes use at most 320 MiB; the rest of the storage is for its log."""
+"""Limits of a container that Plimsoll adds to a pod whose other containers all have limits."""
 REQUESTS_UNDER_QUOTA = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
 """Requests of a container that Plimsoll adds to a pod whose other containers all have requests."""
 
@@ -80,9 +76,8 @@ REQUESTS_UNDER_QUOTA = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64
 def fit_resources(resources: Resources, other_containers: Iterable[Object]) -> Object:
     """Return limits and requests for a container that Plimsoll adds to ``other_containers``.
 
-    The container sets each resource that all others set. Otherwise, the API server would reject the
-    pod if a ResourceQuota counts this resource. In a pod of QoS class Guaranteed, the requests
-    equal the limits, so that the pod keeps the class.
+    The container sets each resource that all others set, because a ResourceQuota may require it. A
+    pod of QoS class Guaranteed keeps the class.
     """
     other_containers = list(other_containers)
     each = [_get_resources(one) for one in other_containers]
@@ -121,8 +116,8 @@ def list_native_sidecars(pod: Object) -> list[Object]:
     return [one for one in listed if one.get("restartPolicy") == "Always"]
 
 
+# Malformed limits and requests are empty.
 def _get_resources(container: Object) -> dict[str, Object]:
-    """Return the container's limits and requests; malformed ones are empty."""
     value = container.get("resources")
     declared = value if isinstance(value, dict) else {}
     return {
@@ -132,11 +127,7 @@ def _get_resources(container: Object) -> dict[str, Object]:
 
 
 def is_guaranteed(containers: Iterable[Object]) -> bool:
-    """Report whether a pod with these containers has the QoS class Guaranteed.
-
-    Kubernetes compares sums over all containers. Comparing each container gives the same result,
-    because no request may exceed its limit.
-    """
+    """Report whether a pod with these containers has the QoS class Guaranteed."""
     declared = [_get_resources(one) for one in containers]
     return bool(declared) and all(map(_has_equal_amounts, declared))
 

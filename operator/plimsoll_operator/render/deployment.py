@@ -1,8 +1,7 @@
 """Render the Deployment, and the ControllerRevision that stores its pod template.
 
-The operator uses the first template that it renders for a spec until a part of the spec that
-affects pods changes. After an upgrade, it would render another template, but must not restart
-engines. A ControllerRevision stores the template, because its data is immutable.
+The operator keeps the first template that it renders for a spec, so that an upgrade restarts no
+engines.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.names import compute_digest
 
 SCHEDULE_AND_PULL_MARGIN_S = 300
-"""Seconds for scheduling a pod and pulling its images, in addition to the startup timeout."""
+"""Time for scheduling a pod and pulling its images, in addition to the startup timeout."""
 
 
 def compute_pod_hash(service: InferenceService) -> str:
@@ -37,8 +36,8 @@ def compute_pod_hash(service: InferenceService) -> str:
     return compute_digest({"drainDeadline": drain, **concerns, **_get_optional_fields(service)})
 
 
+# Earlier releases did not hash these fields.
 def _get_optional_fields(service: InferenceService) -> dict[str, Any]:
-    """Return the fields that earlier releases did not hash, if set: probe and parallelism."""
     probe, parallelism = service.spec.probe, service.spec.parallelism
     parts: dict[str, Any] = {"probe": {"image": probe.image}} if probe.enabled else {}
     if parallelism is not None:
@@ -67,8 +66,7 @@ def make_deployment(
 ) -> dict[str, Any]:
     """Return the Deployment with the pod template of the revision ``revision_hash``.
 
-    ``paused`` pauses a rollout. ``shared_claims`` are the claims that pods on several nodes may
-    mount.
+    ``shared_claims`` are the claims that pods on several nodes may mount.
     """
     return {
         "apiVersion": "apps/v1",
@@ -94,10 +92,7 @@ def make_deployment(
 
 
 def make_restart_annotation(service: InferenceService) -> dict[str, str]:
-    """Return the annotation with ``restart.id`` for the service's workload; empty without an ID.
-
-    The pods need no annotation, because their hash covers the ID.
-    """
+    """Return the annotation with ``restart.id`` for the service's workload; empty without an ID."""
     restart_id = service.spec.restart.id
     return {RESTART_ID_ANNOTATION: restart_id} if restart_id else {}
 
@@ -114,7 +109,7 @@ def make_rolling_update(
 ) -> dict[str, Any]:
     """Return the rolling-update limits for pods with this ``spec``.
 
-    If the pods hold resources that only one pod can hold, the old pod is deleted first.
+    If only one pod can hold a resource of the pods, the old pod is deleted first.
     """
     wanted = service.spec.rollout
     is_exclusive = _has_exclusive_resource(spec, shared_claims)
@@ -136,11 +131,8 @@ def make_rolling_update(
 _ZERO_COUNTS = ("0", "0%")
 
 
+# Such resources are devices, host ports, and claims that are not in ``shared_claims``.
 def _has_exclusive_resource(spec: dict[str, Any], shared_claims: Collection[str]) -> bool:
-    """Report whether a pod holds a resource that no other pod can hold at the same time.
-
-    Such resources are devices, host ports, and claims that are not in ``shared_claims``.
-    """
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     taken = any(_has_devices(one) or _has_host_ports(one) for one in containers)
     claimed = any(name not in shared_claims for name in list_claims(spec))
@@ -153,8 +145,8 @@ def list_claims(spec: dict[str, Any]) -> list[str]:
     return [one["claimName"] for one in sources if one.get("claimName")]
 
 
+# An extended resource has a domain, such as ``nvidia.com/gpu``.
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Report whether the container requests an extended resource, such as ``nvidia.com/gpu``."""
     held = container.get("resources") or {}
     named = [*(held.get("limits") or {}), *(held.get("requests") or {})]
     return bool(held.get("claims")) or any("/" in resource for resource in named)

@@ -1,8 +1,7 @@
 """Render the engine's arguments, environment and container.
 
-Arguments and environment are the same in a pod and in local mode. The Secret with the API keys is
-mounted as a directory, so the engine reads changed keys without a restart. If the Secret is
-missing, the pod waits, and its Events name the Secret.
+The Secret with the API keys is mounted as a directory, so the engine reads changed keys without a
+restart.
 """
 
 from __future__ import annotations
@@ -116,18 +115,18 @@ def format_seconds(value: float) -> str:
 
 
 STARTUP_MARGIN_S = 30
-"""Seconds by which the engine's own startup timeout is shorter than the kubelet's, so that the
+"""Time by which the engine's own startup timeout is shorter than the kubelet's, so that the
 engine can report the reason."""
 
 ENDPOINT_REMOVAL_S = 5
-"""Seconds between the deletion of a pod and SIGTERM for an external engine, which serves requests
-until the pod is removed from the endpoints."""
+"""Time between the deletion of a pod and SIGTERM for an external engine, in which the pod is
+removed from the endpoints."""
 
 
 def make_engine_container(
     service: InferenceService, images: Images, worker: bool = False
 ) -> dict[str, Any]:
-    """Build the engine's container. In a ``worker`` pod, the engine serves no port."""
+    """Build the engine's container; in a ``worker`` pod, the engine serves no port."""
     engine = service.spec.engine
     return {
         "name": names.ENGINE,
@@ -151,7 +150,6 @@ def make_engine_container(
 
 
 def _make_port_and_probes(service: InferenceService) -> dict[str, Any]:
-    """Return the port of the OpenAI API, and the kubelet's probes on this port."""
     engine = service.spec.engine
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
@@ -169,8 +167,8 @@ def _make_port_and_probes(service: InferenceService) -> dict[str, Any]:
     }
 
 
+# Variables in the spec take precedence.
 def _make_environment(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the container's ``env`` without duplicates. Variables in the spec take precedence."""
     variables = [
         {"name": "HOME", "value": paths.CACHE_DIR},
         {"name": "HF_HOME", "value": f"{paths.CACHE_DIR}/huggingface"},
@@ -183,8 +181,8 @@ def _make_environment(service: InferenceService) -> list[dict[str, Any]]:
     return list({one["name"]: one for one in variables}.values())
 
 
+# The arguments in the spec come last.
 def _make_command(service: InferenceService, host: str, worker: bool) -> dict[str, Any]:
-    """Return the container's ``command`` and ``args``. The arguments in the spec come last."""
     engine = service.spec.engine
     at = make_pod_layout(service)
     match engine.type:
@@ -202,8 +200,8 @@ def _make_command(service: InferenceService, host: str, worker: bool) -> dict[st
     return {"command": [*command, named, *address, *ranks, *engine.args]}
 
 
+# vLLM must know its pod's address.
 def _make_group_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the environment variable that tells vLLM its pod's address."""
     if service.spec.engine.type is not EngineType.VLLM or service.spec.nodes == 1:
         return []
     field = {"apiVersion": "v1", "fieldPath": "status.podIP"}
@@ -211,7 +209,6 @@ def _make_group_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _make_custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the environment variables that configure a custom engine."""
     if service.spec.engine.type is not EngineType.CUSTOM:
         return []
     at = make_pod_layout(service)
@@ -224,13 +221,9 @@ def _make_custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
+# A drain is an exec hook, because an HTTP hook cannot reach the admin port on loopback. SIGTERM
+# drains an external engine, after a pause in which the pod is removed from the endpoints.
 def _make_pre_stop_hook(service: InferenceService) -> dict[str, Any]:
-    """Return the preStop hook: a drain, or a pause for external engines.
-
-    The drain is an exec hook, because an HTTP hook cannot reach the admin port on loopback. The
-    image of an external engine may lack a program to run. SIGTERM drains such an engine, after the
-    pause in which the pod is removed from the endpoints.
-    """
     if service.spec.engine.type is EngineType.PLIMSOLL:
         return {"exec": {"command": ["python", "-m", "plimsoll_engine", *make_drain_args(service)]}}
     return {"sleep": {"seconds": ENDPOINT_REMOVAL_S}}

@@ -1,9 +1,7 @@
 """Render the LeaderWorkerSet of a service whose replicas are groups of pods on several nodes.
 
-The leader serves the OpenAI API, and the workers only compute. vLLM and SGLang connect their nodes
-without Ray: the LeaderWorkerSet controller adds environment variables with the leader's address and
-the node's rank. A restarted node cannot rejoin its group, so the controller recreates the whole
-group if any container terminates.
+The leader serves the OpenAI API, and the workers only compute. A restarted node cannot rejoin its
+group, so the controller recreates the whole group if any container terminates.
 """
 
 from __future__ import annotations
@@ -94,8 +92,7 @@ def make_leader_worker_set(
 ) -> Object:
     """Build the LeaderWorkerSet with the group template of the revision ``revision_hash``.
 
-    ``paused`` pauses a rollout: the other groups keep their template. ``shared_claims`` are the
-    claims that pods on several nodes may mount.
+    ``shared_claims`` are the claims that pods on several nodes may mount.
     """
     return {
         "apiVersion": f"{LWS_API}/v1",
@@ -119,10 +116,10 @@ def make_leader_worker_set(
     }
 
 
+# At least one group can be replaced.
 def _make_group_rolling_update(
     service: InferenceService, template: Object, shared_claims: Collection[str]
 ) -> Object:
-    """Return the rolling-update limits, which allow at least one group to be replaced."""
     spec = template["leaderTemplate"]["spec"]
     limits = make_rolling_update(service, spec, shared_claims)
     surge, unavailable = (_limit_percentage(limits[key]) for key in ("maxSurge", "maxUnavailable"))

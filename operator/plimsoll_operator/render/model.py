@@ -43,10 +43,7 @@ def make_model_volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def make_download_containers(service: InferenceService, images: Images) -> list[dict[str, Any]]:
-    """Return the init container that downloads the model; empty if no download is needed.
-
-    The container resumes an interrupted download.
-    """
+    """Return the init container that downloads the model; empty if no download is needed."""
     model = service.spec.model
     if not model.uri.startswith(("hf://", "s3://")):
         return []
@@ -92,15 +89,12 @@ DOWNLOAD_VARIABLES = frozenset(
         *("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DISABLE_XET"),
     }
 )
-"""Environment variables of the engine that the download also gets, in upper case. HF_HUB_OFFLINE is
-excluded, because a download needs the hub."""
+"""Environment variables of the engine that the download also gets, in upper case. A download
+needs the hub, so HF_HUB_OFFLINE is excluded."""
 
 
+# ``has_secret`` is True if a Secret contains the credentials for S3.
 def _is_download_variable(name: str, has_secret: bool) -> bool:
-    """Report whether the download also gets the engine's environment variable ``name``.
-
-    ``has_secret`` is True if a Secret contains the credentials for S3.
-    """
     aws = name.startswith("AWS_") and not has_secret
     return name.upper() in DOWNLOAD_VARIABLES or name.startswith("HF_XET_") or aws
 
@@ -109,11 +103,8 @@ def _make_variables(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:
     return [one.model_dump(by_alias=True, exclude_none=True) for one in variables]
 
 
+# Only the download gets the model's Secrets. If a variable is set twice, the last value is used.
 def _make_environment(service: InferenceService) -> dict[str, Any]:
-    """Return the container's ``env`` and ``envFrom``. Only the download gets the model's Secrets.
-
-    If a variable is set twice, the last value is used, as in the API server's merges.
-    """
     source = service.spec.model
     keys = source.credentials_secret_ref
     variables: list[dict[str, Any]] = [

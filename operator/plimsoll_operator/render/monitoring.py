@@ -1,12 +1,9 @@
 """Render the PodMonitor, the PrometheusRule, and the burn-rate alerts on leak budgets.
 
-The rules for a whole cluster (``dashboards/``) and those for one service use the same functions.
-
 Burn rate = increase(growth over a range) / budget x window / range. At a rate of 1, the budget
-lasts exactly one window. The alerts use two ranges, as in the Site Reliability Workbook (chapter
-5): the long range shows that the burn is significant, and the short range that it continues. The
-workbook's factors assume a window of 30 days. Here, the factor is the rate that spends ``share`` of
-the budget within ``window / window_divisor``: factor = share x window_divisor.
+lasts exactly one window. The alerts use a long and a short range, as in the Site Reliability
+Workbook (chapter 5). Their factor is the rate that spends ``share`` of the budget within ``window /
+window_divisor``.
 """
 
 from __future__ import annotations
@@ -22,12 +19,12 @@ from plimsoll_operator.render import names
 RUNBOOKS_URL = "https://plimsoll.dev/runbooks"
 """URL of the published ``docs/runbooks/``."""
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
-"""Window classes in seconds. A budget belongs to the largest class that does not exceed its window.
-The ranges of an alert depend on the class, because PromQL requires literal ranges."""
+"""Window classes. A budget belongs to the largest class that does not exceed its window, because
+PromQL requires literal ranges."""
 SHORT_RANGE_DIVISOR = 12
 MIN_RANGE_S = 120
 MIN_LONG_RANGE_S = 360
-"""Minimum of the long range in seconds, so that the range contains several scrapes."""
+"""Minimum of the long range, so that it contains several scrapes."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,8 @@ SLOW_BURN = BurnAlert("LeakBudgetBurnSlow", share=0.3, window_divisor=4, severit
 def make_burn_rate_expression(range_s: int, matchers: str = "", window: str = "") -> str:
     """Return the PromQL expression for the burn rate of each service's worst replica.
 
-    ``matchers`` are label matchers in braces. ``window`` selects budgets by their window in
-    seconds, for example ``" >= 3600 < 21600"``.
+    ``matchers`` are label matchers in braces. ``window`` is a condition on the budget's window, for
+    example ``" >= 3600 < 21600"``.
     """
     growth = f"plimsoll_memory_unexplained_growth_bytes_total{matchers}"
     return (
@@ -64,8 +61,8 @@ def make_burn_rule(
 ) -> dict[str, Any]:
     """Return the alerting rule for budgets with a window of ``window_s`` seconds.
 
-    The label ``window`` is the window class, so a service's own alert and the cluster's alert have
-    equal labels, and Alertmanager deduplicates them.
+    A service's own alert and the cluster's alert have equal labels, so Alertmanager deduplicates
+    them.
     """
     long_s = max(window_s // rule.window_divisor, MIN_LONG_RANGE_S)
     short_s = max(long_s // SHORT_RANGE_DIVISOR, MIN_RANGE_S)
@@ -153,10 +150,7 @@ def make_pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def make_prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PrometheusRule with alerts on this service's budgets; empty if it is disabled.
-
-    All other alerts are in the rules for the whole cluster (``dashboards/alerts.yaml``).
-    """
+    """Return the PrometheusRule with alerts on this service's budgets; empty if it is disabled."""
     wanted = service.spec.observability.prometheus_rule
     if not wanted.enabled:
         return []

@@ -24,20 +24,20 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={FIELD_MANAGER}"
 
 OWNED_FIELDS_KEY = "ownedFields"
-"""Key that replaces ``managedFields`` in a cached object's metadata. Its value is a hash of the
-fields that Plimsoll owns by server-side apply. The key is never sent to the API server."""
+"""Key that replaces ``managedFields`` in a cached object's metadata: a hash of the fields that
+Plimsoll owns."""
 
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
 PROBE = "plimsoll-probe"
 
 
 def make_selector(service: str) -> dict[str, str]:
-    """Return the labels that select all pods of a service. They must never change."""
+    """Return the labels that select all pods of a service; they must never change."""
     return {SERVICE_LABEL: service}
 
 
 def make_serving_selector(service: InferenceService) -> dict[str, str]:
-    """Return the labels that select the pods that serve requests. In groups, only leaders do."""
+    """Return the labels that select the pods that serve requests; in groups, only leaders do."""
     leaders = {LWS_WORKER_LABEL: "0"} if service.spec.nodes > 1 else {}
     return make_selector(service.metadata.name) | leaders
 

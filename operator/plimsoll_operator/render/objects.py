@@ -62,8 +62,7 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     """Return the PodDisruptionBudget; empty if it is disabled.
 
     By default, it allows as many evictions at a time as ``supervision.maxUnavailable`` allows
-    restarts. Pods that are not ready can always be evicted, so that they do not block the drain of
-    a node.
+    restarts. Pods that are not ready can always be evicted.
     """
     wanted = service.spec.disruption
     if not wanted.enabled:
@@ -86,21 +85,16 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
+# A replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group. With a
+# limit of N replicas, a pod may therefore be evicted while at most N - 1 groups are unavailable.
 def _convert_to_pod_limit(replicas: int | str, nodes: int) -> int | str:
-    """Convert a limit on unavailable replicas to a limit on unavailable pods.
-
-    A replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group. With a
-    limit of N replicas, a pod may therefore be evicted while at most N - 1 groups are unavailable.
-    Zero and percentages are returned unchanged.
-    """
     return (replicas - 1) * nodes + 1 if isinstance(replicas, int) and replicas else replicas
 
 
 def make_slot_leases(service: InferenceService) -> list[dict[str, Any]]:
     """Return a Lease for each restart slot.
 
-    The Leases have no ``spec``, because the supervisors own this field. A group that is being
-    recreated has no endpoint, so its supervisors' peers know of it only from the annotation.
+    The Leases have no ``spec``, because the supervisors own this field.
     """
     wanted = names.make_slot_names(service.metadata.name, service.spec.supervision.max_unavailable)
     metadata: dict[str, Any] = {}
@@ -121,8 +115,7 @@ def make_slot_leases(service: InferenceService) -> list[dict[str, Any]]:
 def make_network_policy(service: InferenceService) -> list[dict[str, Any]]:
     """Return the NetworkPolicy, which admits clients and monitoring; empty if it is disabled.
 
-    The kubelet can always reach the probe port, because no policy blocks a pod's own node. Other
-    peers can reach this port only if the spec lists them.
+    The kubelet can reach the probe port anyway, because no policy blocks a pod's own node.
     """
     wanted = service.spec.network_policy
     if not wanted.enabled:
@@ -149,17 +142,14 @@ def make_network_policy(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
+# An empty ``peers`` allows all sources.
 def _make_ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
-    """Return an ingress rule for TCP ``ports``. An empty ``peers`` allows all sources."""
     rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return rule | ({"from": peers} if peers else {})
 
 
+# The nodes of an engine may use any port.
 def _make_group_rules(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the rule that allows traffic on any port between the nodes of an engine.
-
-    Return an empty list if each replica has only one node.
-    """
     if service.spec.nodes == 1:
         return []
     return [
@@ -170,8 +160,7 @@ def _make_group_rules(service: InferenceService) -> list[dict[str, Any]]:
 def make_autoscaler(service: InferenceService, hold_scale_in: bool = False) -> list[dict[str, Any]]:
     """Return the autoscaler, which then owns the workload's replicas; empty if it is disabled.
 
-    With ``hold_scale_in``, the autoscaler removes no replicas, for example while an incident is
-    open and its replica is evidence.
+    With ``hold_scale_in``, the autoscaler removes no replicas.
     """
     wanted = service.spec.autoscaling
     if wanted is None:
@@ -212,7 +201,6 @@ def make_autoscaler(service: InferenceService, hold_scale_in: bool = False) -> l
 
 
 def _make_scale_target(service: InferenceService) -> dict[str, Any]:
-    """Return the reference to the workload whose replicas an autoscaler sets."""
     if service.spec.nodes > 1:
         name = names.make_group_set_name(service)
         return {"apiVersion": f"{LWS_API}/v1", "kind": LWS_KIND, "name": name}
@@ -308,7 +296,7 @@ RBAC_API_GROUP = "rbac.authorization.k8s.io"
 
 
 def make_service_account(service: InferenceService) -> dict[str, Any]:
-    """Return the ServiceAccount of the pods. Only the supervisor's container mounts its token."""
+    """Return the ServiceAccount of the pods; only the supervisor's container mounts its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -320,7 +308,7 @@ def make_service_account(service: InferenceService) -> dict[str, Any]:
 def make_role(service: InferenceService, held_slots: Collection[str] = ()) -> dict[str, Any]:
     """Return the Role of the service's supervisors.
 
-    ``held_slots`` are the names of slots that a pod still holds, including surplus slots.
+    ``held_slots`` are the slots that a pod still holds, including surplus slots.
     """
     slots = names.make_slot_names(service.metadata.name, service.spec.supervision.max_unavailable)
     return make_supervisor_role(
@@ -338,10 +326,7 @@ def make_role_binding(service: InferenceService) -> dict[str, Any]:
 def make_supervisor_role(
     name: str, slots: Sequence[str], *additional_rules: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the Role that supervisors need for incidents, Events, EndpointSlices and slot Leases.
-
-    ``slots`` are the names of the Leases, and ``additional_rules`` are further rules.
-    """
+    """Return the Role that supervisors need, for example for incidents and slot Leases."""
     return {
         "apiVersion": f"{RBAC_API_GROUP}/v1",
         "kind": "Role",

@@ -1,7 +1,6 @@
-"""Define the directories, addresses and ports of a replica.
+"""Define the directories, addresses and ports of a replica, which are fixed in a pod.
 
-They are fixed in a pod (:func:`make_pod_layout`). Local mode passes other :class:`ReplicaLayout` to
-the functions that render the arguments of the engine and the supervisor.
+Local mode passes its own :class:`ReplicaLayout` to the functions that render arguments.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorLayout:
-    """Absolute paths and ports of a supervisor.
-
-    ``host`` is the listen address of the supervisor and of the OpenAI API of Plimsoll's engine.
-    """
+    """Absolute paths and ports of a supervisor; ``host`` is also the address of the OpenAI API."""
 
     run_dir: str
     state_dir: str
@@ -58,8 +54,8 @@ POD_LAYOUT = SupervisorLayout(
 HOST_PORTS = range(21_000, 29_000)
 """Ports of supervisors in pods with host networking, below NodePorts and ephemeral ports."""
 HOST_PORT_PAIR_COUNT = 3_989
-"""Number of port pairs in :data:`HOST_PORTS` that supervisors use. The number is prime, so that
-engine ports at round distances map to different pairs."""
+"""Number of port pairs in :data:`HOST_PORTS`. It is prime, so that engine ports at round
+distances map to different pairs."""
 
 
 def make_host_network_layout(engine_port: int) -> SupervisorLayout:

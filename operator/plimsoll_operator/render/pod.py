@@ -35,13 +35,12 @@ from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import make_supervisor_args
 
 USER_ID = 10001
-"""User ID of the engine and the supervisor, which can inspect and signal only processes of its own
-user."""
+"""User ID of the engine and the supervisor, which can inspect only processes of its own user."""
 
 PICKER_ENGINE_LABEL = "inference.networking.k8s.io/engine-type"
 
 STOP_MARGIN_S = 30
-"""Seconds after a drain in which engine and supervisor can still free memory and write files."""
+"""Time after a drain in which engine and supervisor can still free memory and write files."""
 
 TOKEN_LIFETIME_S = 3600
 
@@ -61,10 +60,7 @@ def make_revision_template(service: InferenceService, images: Images) -> dict[st
 def make_pod_template(
     service: InferenceService, images: Images, worker: bool = False
 ) -> dict[str, Any]:
-    """Build the pod template of ``service``, including its ``podTemplate``.
-
-    ``worker`` is True for the workers of a multi-node group.
-    """
+    """Build the pod template of ``service``, including its ``podTemplate``."""
     template = make_base_template(service, images, worker)
     if service.spec.pod_template:
         template = merge_template(template, service.spec.pod_template)
@@ -102,12 +98,9 @@ def make_base_template(
     }
 
 
+# Without the label, a picker expects vLLM's metrics, which a ``plimsoll`` engine has, too. See
+# ``mapping_registry.go`` of the Gateway API Inference Extension, v1.5.0.
 def _make_picker_labels(service: InferenceService) -> dict[str, str]:
-    """Return the label that tells an endpoint picker the names of the engine's metrics.
-
-    Without the label, a picker expects vLLM's names, which a ``plimsoll`` engine uses, too. See
-    ``mapping_registry.go`` of the Gateway API Inference Extension, v1.5.0.
-    """
     engine = service.spec.engine.type
     return {PICKER_ENGINE_LABEL: engine.value} if engine is EngineType.SGLANG else {}
 
@@ -136,8 +129,8 @@ def _make_containers(service: InferenceService, images: Images, worker: bool) ->
     return pod
 
 
+# The download needs ``fsGroup`` to write to a new claim, which root owns.
 def _make_pod_security_context(service: InferenceService) -> dict[str, Any]:
-    """Return the ``fsGroup`` that the download needs to write to a new claim, which root owns."""
     if service.spec.model.cache is None:
         return {}
     return {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
@@ -153,8 +146,7 @@ def add_pull_secrets(
 ) -> None:
     """Add the pull secrets for the supervisor's image to ``pod``, in place.
 
-    ``default`` are the Secrets to use if ``supervisor`` lists none. The kubelet ignores a Secret
-    that does not exist.
+    ``default`` are the Secrets to use if ``supervisor`` lists none.
     """
     wanted = [one.name for one in supervisor.image_pull_secrets] or default
     other_containers = [
@@ -173,8 +165,7 @@ def make_supervisor_container(
 ) -> dict[str, Any]:
     """Return the supervisor's container, a native sidecar for ``initContainers``.
 
-    If ``supervisor`` sets no resources, the container gets ``default``, adapted to the
-    pod's ``other_containers``.
+    Without resources in ``supervisor``, it gets ``default``, adapted to ``other_containers``.
     """
     own = supervisor.resources
     return {

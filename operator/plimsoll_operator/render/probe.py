@@ -1,7 +1,6 @@
 """Add the probe to a pod.
 
-An init container copies the probe's code into a directory on the engine's PYTHONPATH. Both
-``plimsoll inject --probe`` and ``spec.probe`` use this module.
+An init container copies the probe's code into a directory on the engine's PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ PROBE_RESOURCES = Resources(
 def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None = None) -> None:
     """Add the probe to ``engine``, a container of ``pod``, for ``supervisor``.
 
-    ``supervisor`` is one of the pod's init containers. ``image`` contains the probe's code; None
-    means the supervisor's image. Raises ValueError if PYTHONPATH comes from ``valueFrom``, to which
-    nothing can be appended.
+    ``image`` contains the probe's code; None means the supervisor's image. Raises ValueError if
+    PYTHONPATH comes from ``valueFrom``, to which nothing can be appended.
     """
     engine["env"] = _append_probe_folders(engine.get("env") or [])
     engine["volumeMounts"] = [
@@ -78,8 +76,8 @@ def remove_probe(pod: Object, engines: list[Object]) -> None:
                     _remove_named_items(engine, "env", {PYTHONPATH_ENV})
 
 
+# The list itself is deleted if no item is left.
 def _remove_named_items(owner: Object, key: str, dropped: set[str]) -> None:
-    """Remove the items named in ``dropped`` from a list; delete the list if no item is left."""
     listed = owner.get(key) or []
     kept = [one for one in listed if one.get("name") not in dropped]
     if len(kept) == len(listed):
@@ -91,7 +89,6 @@ def _remove_named_items(owner: Object, key: str, dropped: set[str]) -> None:
 
 
 def _append_probe_folders(env: list[Object]) -> list[Object]:
-    """Return ``env`` with the probe's directories at the end of PYTHONPATH."""
     path = next((one for one in env if one.get("name") == PYTHONPATH_ENV), None)
     if path is not None and "valueFrom" in path:
         raise ValueError(

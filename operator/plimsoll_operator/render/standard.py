@@ -1,9 +1,8 @@
 """Check a ``podTemplate`` against the restricted Pod Security Standard and Plimsoll's own limits.
 
-Anyone who may create an InferenceService sets its pod template. Without limits, they could create
-any pod, for example with host networking or another ServiceAccount. The admission policy in
-``config/pod-template-policy.yaml`` rejects such services. This module checks the complete template
-again before it is applied, because the policy may not be installed, or was installed later.
+Anyone who may create an InferenceService sets its pod template. The admission policy in
+``config/pod-template-policy.yaml`` may not be installed, so this module checks the complete
+template again before it is applied.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from plimsoll_operator.render.engine import API_KEYS_VOLUME
 
 
 class PodSecurityError(ValueError):
-    """Raised if a template violates the standard or the limits. The message names each field."""
+    """Raised if a template violates the standard or the limits; the message names each field."""
 
 
 ALLOWED_VOLUME_TYPES = frozenset(
@@ -65,8 +64,8 @@ ALLOWED_CONTAINERS_BY_VOLUME = {
     "config": {names.SUPERVISOR},
     API_KEYS_VOLUME: {names.ENGINE},
 }
-"""Containers that may mount a volume of the operator, by volume. The volume ``run`` contains the
-admin token, and ``token`` the ServiceAccount's token."""
+"""Containers that may mount a volume of the operator, by volume. ``run`` contains the admin
+token, and ``token`` the ServiceAccount's."""
 
 HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
 IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
@@ -75,10 +74,10 @@ IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAcco
 def check_pod_template(
     service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]
 ) -> None:
-    """Check ``template``. Raises :class:`PodSecurityError`.
+    """Check ``template``; raise :class:`PodSecurityError` if it violates the restricted standard.
 
-    The template must meet the restricted standard. It must have the same ServiceAccount and the
-    same volumes with tokens as ``rendered``, the template without the user's changes.
+    It must have the same ServiceAccount and the same volumes with tokens as ``rendered``, the
+    template without the user's changes.
     """
     problems = list(_iterate_problems(service, template, rendered))
     if problems:
@@ -152,14 +151,11 @@ def _iterate_container_problems(
             yield f"{path}: the host of a probe or hook must not be set"
 
 
+# ``pod`` is the pod's security context, from which a container's ``context`` inherits; it is
+# empty if ``context`` is the pod's own.
 def _iterate_context_problems(
     context: dict[str, Any], pod: dict[str, Any], path: str
 ) -> Iterator[str]:
-    """Yield the problems with fields that pods and containers have in their security contexts.
-
-    ``pod`` is the pod's security context, from which a container's ``context`` inherits. ``pod`` is
-    empty if ``context`` is the pod's own.
-    """
     effective = pod | {key: value for key, value in context.items() if value is not None}
     if effective.get("runAsNonRoot") is not True:
         yield f"{path}.runAsNonRoot must be true"
@@ -222,8 +218,8 @@ def _iterate_credential_problems(
                 )
 
 
+# Each of these Secrets is for only one container.
 def _list_secrets(service: InferenceService) -> set[str]:
-    """Return the names of the Secrets that the spec assigns to only one container."""
     source, engine = service.spec.model, service.spec.engine
     refs = (engine.api_key_secret_ref, source.token_secret_ref, source.credentials_secret_ref)
     return {ref.name for ref in refs if ref is not None}

@@ -30,10 +30,7 @@ from plimsoll_operator.render.paths import ReplicaLayout, SupervisorLayout, make
 def make_supervisor_config(
     service: InferenceService, layout: ReplicaLayout | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
-    """Return the supervisor's configuration. Without a UID, as in local mode, it has no slots.
-
-    ``container`` is the name of the engine's container; empty in local mode.
-    """
+    """Return the supervisor's configuration; without a UID, as in local mode, it has no slots."""
     at = layout or make_pod_layout(service)
     meta, spec = service.metadata, service.spec
     return SupervisorConfig(
@@ -60,13 +57,13 @@ PARTIAL_DEVICE_PATTERN = re.compile(
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
 )
-"""Pattern for resources that are only a part of a device: NVIDIA's time-slicing and MPS, and the
-memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and Intel."""
+"""Pattern for resources that are only a part of a device: time-slicing and MPS of NVIDIA, and
+those of HAMi, Volcano, Alibaba, Tencent, AWS and Intel."""
 SHARING_LABELS = frozenset(
     {"cloud.google.com/gke-gpu-sharing-strategy", "nvidia.com/gpu.sharing-strategy"}
 )
-"""Labels with which GKE and NVIDIA's feature discovery mark nodes with shared devices. The value
-``none`` means that devices are not shared."""
+"""Labels with which GKE and NVIDIA mark nodes with shared devices; the value ``none`` means
+unshared."""
 SHARING_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory"})
 """Annotations of the KAI scheduler and Run:ai that request part of a device."""
 
@@ -79,9 +76,8 @@ def shares_device(
 ) -> bool:
     """Report whether other containers may use a container's devices, according to the manifest.
 
-    ``resources`` and ``claims`` are the names of the container's resources and resourceClaims in
-    the ``pod`` spec. Other pods may use a claim that exists independently of the pod. A claim from
-    a template is shared if two containers of the pod use it.
+    ``resources`` and ``claims`` are the names of the container's resources and resourceClaims.
+    Other pods may use a claim that is not from a template.
     """
     independent = {
         one.get("name")
@@ -126,8 +122,8 @@ def list_resource_claims(container: Mapping[str, Any]) -> list[str]:
     ]
 
 
+# The manifest is unvalidated.
 def _iterate_objects(owner: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects in a list of an unvalidated manifest; skip other items."""
     listed = owner.get(field)
     yield from (
         one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)
@@ -144,8 +140,8 @@ def _shares_device(service: InferenceService) -> bool:
     return shares_device((*resources.limits, *resources.requests), claims, pod, annotations)
 
 
+# An external engine has only its serving port.
 def _make_admin_url(engine: Engine, layout: ReplicaLayout) -> str:
-    """Return the URL for admin calls. An external engine has only its serving port."""
     is_plimsoll = _get_adapter_type(engine) is EngineType.PLIMSOLL
     if is_plimsoll:
         return f"http://127.0.0.1:{layout.admin_port}"
@@ -156,8 +152,8 @@ def _find_url_scheme(engine: Engine) -> str:
     return engines.find_url_scheme(engine.type, engine.args)
 
 
+# Missing limits come from the engine's resources.
 def _add_memory_limits(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:
-    """Return the memory policy; missing limits come from the engine's resources."""
     return replace(
         memory,
         host=_add_memory_limit(memory.host, service.spec.engine.resources.limits.get("memory")),
@@ -184,10 +180,7 @@ def make_supervisor_args(layout: SupervisorLayout) -> list[str]:
 
 
 def make_config_map(service: InferenceService, extra_files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the supervisors' ConfigMap. ``extra_files`` maps further file names to their contents.
-
-    The ConfigMap is mounted as a directory, so changes need no restart.
-    """
+    """Return the supervisors' ConfigMap; ``extra_files`` are further files by name."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -12,12 +12,8 @@ import msgspec
 from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref, find_key, make_ref
 
 
+# A service with ten owned objects takes 115 KiB as Python objects, and 9 KiB compressed.
 class _CompressedObject(NamedTuple):
-    """Stored object: UID, resource version, and compressed JSON.
-
-    A service with ten owned objects takes 115 KiB as Python objects, and 9 KiB compressed.
-    """
-
     uid: str
     version: str
     packed: bytes
@@ -34,21 +30,16 @@ class _CompressedObject(NamedTuple):
         return found
 
     def has_version(self, meta: Object) -> bool:
-        """Report whether the object has the same UID and resource version as ``meta``."""
         return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
 
+    # Resource versions are compared as numbers: officially since Kubernetes 1.35, and as etcd
+    # revisions in earlier versions.
     def is_older(self, other: _CompressedObject) -> bool:
-        """Report whether ``other`` is a newer version of the same object (with the same UID).
-
-        Resource versions are compared as numbers: officially since Kubernetes 1.35, and as etcd
-        revisions in earlier versions.
-        """
         if self.uid != other.uid or not (self.version.isdigit() and other.version.isdigit()):
             return False
         return int(self.version) < int(other.version)
 
     def is_after(self, version: str) -> bool:
-        """Report whether the object was written after the resource version ``version``."""
         digits = self.version.isdigit() and version.isdigit()
         return digits and int(self.version) > int(version)
 
@@ -63,16 +54,16 @@ class ListedObject(NamedTuple):
 
 OWNER_KINDS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
-"""Maximum compressed size in bytes of a service's or policy's objects: several thousand pods."""
+"""Maximum compressed size of a service's or policy's objects: several thousand pods."""
 
 MAX_UNSTORED_KEYS = 10_000
 
 
 class Store:
-    """Cache of the newest known version of each object. Callers get copies.
+    """Cache of the newest known version of each object; callers get copies.
 
-    Anyone may create objects with Plimsoll's labels. The cache therefore stores only objects that
-    :meth:`is_expected` accepts. ``changes`` counts the stored and removed objects by kind.
+    Anyone may create objects with Plimsoll's labels, so the cache stores only objects that
+    :meth:`is_expected` accepts. ``changes`` counts stored and removed objects by kind.
     """
 
     def __init__(self) -> None:
@@ -86,8 +77,8 @@ class Store:
     def is_expected(self, item: Object, owners: Container[Key] = ()) -> bool:
         """Report whether ``item`` is a service, policy or incident, or belongs to a known owner.
 
-        An owner is known if it is in the cache or in ``owners``. No new objects are expected once
-        an owner's objects take :data:`MAX_OWNED_BYTES`.
+        An owner is known if it is in the cache or in ``owners``. Beyond :data:`MAX_OWNED_BYTES`,
+        none of its new objects are expected.
         """
         key = find_key(item)
         if key is None or item["kind"] in OWNER_KINDS or item["kind"] == INCIDENT.kind:
@@ -97,10 +88,7 @@ class Store:
         return make_ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
 
     def record_unstored(self, item: Object) -> None:
-        """Record that the watch reported ``item``, although ``item`` is not stored.
-
-        Otherwise, a later list would count the object as missed by the watch.
-        """
+        """Record that the watch reported ``item``, so that a list does not count it as missed."""
         key = find_key(item)
         if key is not None and len(self._passed_over[1]) < MAX_UNSTORED_KEYS:
             self._passed_over[1].add(key)
@@ -112,10 +100,7 @@ class Store:
         return kept is not None and kept.has_version(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
-        """Store ``item`` unless a newer version is stored.
-
-        Return the key of the item's service or policy, or None.
-        """
+        """Store ``item`` unless a newer version is stored; return its owner's key, or None."""
         key = find_key(item)
         if key is not None:
             self._put(key, make_ref(item), _CompressedObject.compress(item))
@@ -130,10 +115,7 @@ class Store:
             self.changes[ref.kind] += 1
 
     def remove(self, item: Object) -> Key | None:
-        """Remove ``item`` unless a new object has its name.
-
-        Return the key of the item's service or policy, or None.
-        """
+        """Remove ``item`` unless a new object has its name; return its owner's key, or None."""
         key = find_key(item)
         if key is not None:
             self._remove(key, make_ref(item), item["metadata"].get("uid", ""))
@@ -152,7 +134,7 @@ class Store:
             self._bytes.pop(key, None)
 
     def begin_listing(self) -> None:
-        """Mark the start of a list. Objects deleted later are not restored by :meth:`replace`."""
+        """Mark the start of a list; :meth:`replace` restores no objects that are deleted later."""
         self._gone = set()
         self._passed_over = (self._passed_over[1], set())
 
@@ -161,8 +143,7 @@ class Store:
     ) -> list[ListedObject]:
         """Compress listed objects for :meth:`replace`, and skip those that are not expected.
 
-        ``owners`` are the keys of the services and policies that are already listed (see
-        :meth:`is_expected`).
+        ``owners`` are the services and policies that are already listed.
         """
         compressed = []
         for item in items:
@@ -180,8 +161,7 @@ class Store:
     def replace(self, kind: str, items: Iterable[ListedObject], version: str) -> int:
         """Replace the stored objects of ``kind`` with a complete list at this resource version.
 
-        Keep stored objects that are newer than the list. Return the number of changes that the
-        store had missed: new, changed and deleted objects.
+        Keep newer stored objects. Return the number of changes that the store had missed.
         """
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()

@@ -27,28 +27,25 @@ METADATA_MEDIA_TYPE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v
 METADATA_LIST_MEDIA_TYPE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_TIMEOUT_S = 300
 MAX_WATCH_SILENCE_S = 120.0
-"""Seconds without an event after which a watch counts as broken. The API server sends a bookmark
-each minute."""
+"""Time without an event after which a watch counts as broken; a bookmark is sent each minute."""
 MAX_EVENT_BYTES = 4 << 20
-"""Maximum size of a watch event: the metadata of an object, with annotations of up to 256 KiB."""
+"""Maximum size of a watch event: an object's metadata, with annotations of up to 256 KiB."""
 METADATA_PAGE_OBJECTS = 50
-"""Number of objects in a page of metadata. A page has at most 75 MiB, because labels may have 1.5
-MiB for each object."""
+"""Number of objects in a page of metadata, which may have 1.5 MiB each."""
 KEPT_METADATA_FIELDS = ("name", "labels", "resourceVersion")
 MAX_RESPONSE_BYTES = 32 << 20
-"""Maximum size of a JSON response in bytes. Anyone may create objects of 1.5 MiB with Plimsoll's
-labels, and a parsed object takes about five times as much memory."""
+"""Maximum size of a JSON response. Anyone may create objects of 1.5 MiB with Plimsoll's labels."""
 MAX_EVENTS_PER_OBJECT = 50
 IMPOSSIBLE_VERSION = "1"
 """Resource version that no object has: etcd's first revision belongs to the cluster itself."""
 
 MAX_TRIES = 5
 MAX_RETRY_AFTER_S = 10.0
-"""Maximum wait in seconds after a throttled request (429), even if ``Retry-After`` is longer."""
+"""Maximum wait after a throttled request (429), even if ``Retry-After`` is longer."""
 
 
 class ApiError(Exception):
-    """Raised for an error response of the API server. ``message`` is the server's text."""
+    """Raised for an error response of the API server; ``message`` is the server's text."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -56,10 +53,7 @@ class ApiError(Exception):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether a retry of the same request cannot succeed.
-
-        This includes status 500 for a server-side apply with an unknown field.
-        """
+        """Whether a retry of the same request cannot succeed."""
         malformed = self.message.startswith("failed to create typed patch object")
         return malformed or self.status in (400, 403, 404, 422)
 
@@ -83,9 +77,8 @@ class Api:
     """Client of the API server with one connection pool.
 
     Every call may raise :class:`ApiError`, or OSError or TimeoutError if the server does not
-    respond within ``timeout_s``. A request is sent at most ``max_tries`` times. ``writes`` counts
-    writes by verb and kind, ``requests`` all requests, and ``refusals`` throttled requests. Writes
-    must complete within the seconds that ``get_remaining_s`` returns.
+    respond within ``timeout_s``. ``writes`` counts writes by verb and kind, and ``refusals``
+    throttled requests. Writes must complete within the seconds that ``get_remaining_s`` returns.
     """
 
     def __init__(
@@ -142,8 +135,7 @@ class Api:
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """Yield pages of the operator's objects of a kind, with the list's resource version.
 
-        With ``name``, list only the object with this name, for accounts that may list but not get.
-        If objects are large, pages have fewer objects.
+        With ``name``, list only this object, for accounts that may list but not get.
         """
         query = {"labelSelector": kind.selector} if kind.selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else _make_field_query(kind)
@@ -185,10 +177,7 @@ class Api:
     async def _read_page(
         self, path: str, query: dict[str, str], accept: str = OBJECT_MEDIA_TYPE
     ) -> tuple[list[Object], str, str]:
-        """Return the objects of a page, the list's resource version, and the continue token.
-
-        Raises OSError if the response is not a list, for example from a proxy.
-        """
+        """Return the objects of a page, the list's resource version, and the continue token."""
         page = await self._call("GET", path, query, accept=accept)
         try:
             meta = page["metadata"]
@@ -280,10 +269,7 @@ class Api:
         return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        """Replace an object.
-
-        Raises :class:`ConflictError` if the resource version of ``item`` is not current.
-        """
+        """Replace an object. Raises :class:`ConflictError` if ``item`` is out of date."""
         meta = item["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
         return await self._call("PUT", path, body=_make_server_object(item))
@@ -291,8 +277,7 @@ class Api:
     async def evict(self, namespace: str, pod: str, uid: str) -> str:
         """Evict the pod. Return why the eviction must be retried; empty if the pod is evicted.
 
-        A PodDisruptionBudget, for example, may prevent the eviction. A new pod with the same name
-        but another UID is not evicted.
+        A new pod with the same name but another UID is not evicted.
         """
         self.writes["evict", "Pod"] += 1
         body = {
@@ -314,17 +299,14 @@ class Api:
         return ""
 
     async def apply_new(self, kind: Kind, item: Object) -> Object:
-        """Apply a new object like :meth:`apply`.
-
-        Raises :class:`ConflictError` if an object with this name exists.
-        """
+        """Apply a new object. Raises :class:`ConflictError` if an object with this name exists."""
         meta = item["metadata"] | {"resourceVersion": IMPOSSIBLE_VERSION}
         return await self.apply(kind, item | {"metadata": meta})
 
     async def apply(
         self, kind: Kind, item: Object, subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:
-        """Apply ``item`` with server-side apply. ``manager`` then owns the fields in ``item``.
+        """Apply ``item`` with server-side apply; ``manager`` then owns the fields in ``item``.
 
         Raises :class:`ConflictError` if the resource version of ``item`` is not current.
         """
@@ -392,11 +374,8 @@ class Api:
             else decoded
         )
 
+    # Raises OSError if another operator may lead now.
     def _make_timeout_parameter(self, method: str, path: str) -> dict[str, str]:
-        """Return the query parameter that limits how long the API server may take for a write.
-
-        Raises OSError if another operator may lead now.
-        """
         left_s = self.get_remaining_s()
         if left_s <= 0.0:
             raise OSError(
@@ -410,8 +389,8 @@ class Api:
     ) -> None:
         context.method, context.path = params.method, params.url.path
 
+    # Another operator may lead now, after a write waited for a connection.
     async def _on_connected(self, _: Any, context: Any, __: Any) -> None:
-        """Raise OSError if another operator may lead now, after a write waited for a connection."""
         if context.method != "GET":
             self._make_timeout_parameter(context.method, context.path)
 
@@ -419,7 +398,7 @@ class Api:
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
         accept: str,
     ) -> tuple[int, bytes, float]:  # fmt: skip
-        """Send a request. Return the status, the body, and ``Retry-After`` in seconds."""
+        """Send a request; return the status, the body, and ``Retry-After`` in seconds."""
         response = await self._open(method, path, query, body, content_type, accept)
         data = bytearray()
         try:
@@ -436,12 +415,12 @@ class Api:
         wait = 1.0 if seconds is None else float(seconds)
         return response.status, bytes(data), min(wait, MAX_RETRY_AFTER_S)
 
+    # The caller reads the body.
     async def _open(
         self, method: str, path: str, query: dict[str, str] | None, body: Any = None,
         content_type: str = "application/json", accept: str = OBJECT_MEDIA_TYPE,
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:  # fmt: skip
-        """Send a request and return the response. The caller reads the body."""
         headers = {"Accept": accept, "Content-Type": content_type}
         method, url, headers, body, _ = await self._client.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -458,8 +437,7 @@ class Api:
 def replace_managed_fields(metadata: Object) -> Object:
     """Return ``metadata`` with a hash of Plimsoll's fields in place of ``managedFields``.
 
-    ``managedFields`` can be larger than the rest of the object. A suffix of the hash shows that
-    Plimsoll also owns a workload's replicas, which an autoscaler may own instead.
+    A suffix of the hash shows that Plimsoll also owns a workload's replicas.
     """
     reduced = {name: value for name, value in metadata.items() if name != "managedFields"}
     for entry in metadata.get("managedFields") or ():
@@ -478,7 +456,7 @@ def _replace_managed_fields_of(item: Object) -> Object:
 
 
 def _make_server_object(item: Object) -> Object:
-    """Return ``item`` without the operator's additions, to send to the API server."""
+    """Return ``item`` without the operator's additions."""
     meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS_KEY}
     return item | {"metadata": meta}
 
@@ -490,8 +468,7 @@ def _make_field_query(kind: Kind) -> dict[str, str]:
 def encode_yaml(item: Object) -> bytes:
     """Return ``item`` as JSON that is also valid YAML, as which the API server parses an apply.
 
-    YAML has no surrogate pairs, so only line breaks and characters that YAML calls not printable
-    (1.2.2, section 5.1) are escaped.
+    Line breaks and characters that YAML calls not printable (1.2.2, section 5.1) are escaped.
     """
     text = json.dumps(item, ensure_ascii=False)
     return _NOT_PRINTABLE_PATTERN.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()

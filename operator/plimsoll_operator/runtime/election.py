@@ -1,12 +1,8 @@
 """Leader election with a Lease, so that only one of several operators leads.
 
 As in client-go, a holder counts as dead if its Lease has not changed for the Lease's duration on
-the observer's own clock. Clocks of different machines are never compared. A leader that cannot
-renew in time exits.
-
-Two operators never write at the same time, because each write must complete within
-:meth:`Election.get_remaining_s`. A process that was suspended for longer sends no write, and the
-API server drops writes that were delayed for longer.
+the observer's own clock. Two operators never write at the same time, because each write must
+complete within :meth:`Election.get_remaining_s`.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 log = logging.getLogger(__name__)
 
 MAX_LEASE_DURATION_S = 120
-"""Maximum lease duration in seconds. A longer duration in a Lease is ignored, because it could
-exclude other operators forever."""
+"""Maximum duration of a Lease. A longer one is ignored, because it could exclude other operators
+forever."""
 
 
 class LeadershipLostError(Exception):
@@ -36,8 +32,9 @@ class LeadershipLostError(Exception):
 
 
 class Election:
-    """Leader election. Call ``acquire``, then immediately ``keep``, and ``release`` at exit."""
+    """Leader election: call ``acquire``, then immediately ``keep``, and ``release`` at exit."""
 
+    # ``api`` must not wait when the server throttles its requests.
     def __init__(
         self,
         api: Api,
@@ -47,7 +44,6 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
         clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
-        """Create the election. ``api`` must not wait when the server throttles its requests."""
         self._api, self._namespace, self._name = api, namespace, name
         self._identity, self._clock, self._clocks = identity, clock, clocks
         self._seen: tuple[Object, float] = ({}, -math.inf)
@@ -59,10 +55,7 @@ class Election:
         return self.get_remaining_s() > 0
 
     def get_remaining_s(self) -> float:
-        """Return the seconds for which no other process can become the leader; 0 for a standby.
-
-        The Lease expires later, so that a write at the end of this time can still take effect.
-        """
+        """Return the seconds for which no other process can become the leader; 0 for a standby."""
         if not self.leading:
             return 0.0
         return max(0.0, self._renewed + self._clocks.renew - self._clock())
@@ -84,10 +77,7 @@ class Election:
             await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
-        """Renew the Lease until cancelled. This method can be called again afterwards.
-
-        Raises :class:`LeadershipLostError` if renewals fail for too long.
-        """
+        """Renew the Lease until cancelled. Raises :class:`LeadershipLostError` if it is lost."""
         while self.is_leader():
             await asyncio.sleep(min(self._clocks.retry, self.get_remaining_s()))
             if not self.is_leader():
@@ -107,7 +97,7 @@ class Election:
         )
 
     async def release(self) -> None:
-        """Release the Lease, so that the next leader need not wait. A failure is only logged."""
+        """Release the Lease, so that the next leader need not wait; a failure is only logged."""
         if not self.leading:
             return
         self.leading = False
@@ -122,11 +112,8 @@ class Election:
                 "failed to release the leader election Lease: %s", str(error) or repr(error)
             )
 
+    # Raises TimeoutError after ``timeout_s`` seconds or half of ``renew``, whichever is shorter.
     async def _try_acquire(self, timeout_s: float) -> str:
-        """Acquire or renew the Lease if possible. Return its holder.
-
-        Raises TimeoutError after ``timeout_s`` seconds or half of ``renew``, whichever is shorter.
-        """
         async with asyncio.timeout(min(timeout_s, self._clocks.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
             if lease is None:
@@ -149,7 +136,7 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write the Lease. Return its holder; empty if another process wrote it first."""
+        """Write the Lease; return its holder, or "" if another process wrote it first."""
         started = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
@@ -167,11 +154,8 @@ class Election:
     def _duration_s(self) -> int:
         return math.ceil(self._clocks.lease)
 
+    # Other clients may change the metadata, so only the spec shows that the holder is alive.
     def _is_expired(self, lease: Object) -> bool:
-        """Report whether the Lease's spec has not changed for the Lease's duration.
-
-        Other clients may change the metadata, so only the spec shows that the holder is alive.
-        """
         spec, now = lease.get("spec") or {}, self._clock()
         if self._seen[0] != spec:
             self._seen = (spec, now)

@@ -16,14 +16,14 @@ K = TypeVar("K", bound=Hashable)
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 120.0
 MAX_OUTAGE_BACKOFF_S = 30.0
-"""Maximum delay in seconds while the API server does not respond, as in client-go's reflectors."""
+"""Maximum delay while the API server does not respond, as in client-go's reflectors."""
 
 
 def compute_backoff_s(failures: int, jitter: float, outage: bool = False) -> float:
     """Return the seconds until the next attempt after ``failures`` consecutive failures.
 
-    The delay is at most 120 seconds, or 30 during an ``outage`` of the API server. ``jitter`` in
-    [0, 1) shortens the delay by up to half.
+    The delay is at most 120 s, or 30 s during an ``outage`` of the API server. ``jitter`` in [0, 1)
+    shortens it by up to half.
     """
     longest = MAX_OUTAGE_BACKOFF_S if outage else MAX_BACKOFF_S
     full = min(longest, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 30))
@@ -31,19 +31,15 @@ def compute_backoff_s(failures: int, jitter: float, outage: bool = False) -> flo
 
 
 class WorkQueue(Generic[K]):
-    """Queue of keys. If a key is added while it is being handled, it is handled again."""
+    """Queue of keys; a key that is added while it is being handled is handled again."""
 
+    # ``on_done`` is called after each key with its wait and duration in seconds, and the error.
     def __init__(
         self,
         workers: int,
         on_done: Callable[[float, float, Exception | None], None] = lambda *_: None,
         is_outage: Callable[[Exception], bool] = lambda _: False,
     ) -> None:
-        """Create the queue.
-
-        ``on_done`` is called after each key with its wait and duration in seconds, and the error or
-        None. ``is_outage`` reports whether an error means that the API server does not respond.
-        """
         self._workers, self._done, self._is_outage = workers, on_done, is_outage
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._waiting: dict[K, float] = {}
@@ -58,7 +54,7 @@ class WorkQueue(Generic[K]):
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Queue ``key``. Call this method only on the event loop."""
+        """Queue ``key``; call this method only on the event loop."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -84,10 +80,9 @@ class WorkQueue(Generic[K]):
         return not (self._waiting or self._running or self._timers)
 
     async def run(self, handle: Callable[[K], Awaitable[None]]) -> None:
-        """Handle keys until cancelled, which also cancels the running handlers.
+        """Handle keys until cancelled; retry a key later if ``handle`` raises an exception.
 
-        If ``handle`` raises an exception, the key is retried later. ``run`` can be called again
-        after a cancellation; it then starts with the keys that were running or scheduled.
+        ``run`` can be called again, and then starts with the keys that were running or scheduled.
         """
         for key in list(self._timers):
             self.add(key)
@@ -140,10 +135,7 @@ class WorkQueue(Generic[K]):
 
 
 class RateLimit:
-    """Rate limiter for requests: ``rate`` per second on average, with bursts of up to ``burst``.
-
-    Callers proceed in the order in which they call :meth:`acquire`.
-    """
+    """Rate limiter for requests: ``rate`` per second on average, with bursts of up to ``burst``."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
 """List and then watch one kind, without missing changes in between.
 
-kopf watches most objects that the leader reconciles. Reflectors watch the other objects: for
-example, every replica watches policies for its webhook, and the leader watches the metadata of pods
-in namespaces with policies.
+kopf watches most objects that the leader reconciles; reflectors watch the others.
 """
 
 from __future__ import annotations
@@ -25,15 +23,14 @@ from plimsoll_operator.runtime.queue import compute_backoff_s
 log = logging.getLogger(__name__)
 
 GONE_STATUS = 410
-"""HTTP status for a resource version that is too old. The reflector then lists again: at once the
-first time, and later with a delay, because an API server's cache may be outdated."""
+"""HTTP status for a resource version that is too old, after which the reflector lists again."""
 
 
 class Reflector:
     """Reflector that lists and watches one kind.
 
     ``on_list`` is called with each full list. ``on_event`` is called with each changed object, and
-    with True if the object was deleted.
+    with True if it was deleted.
     """
 
     def __init__(
@@ -45,7 +42,6 @@ class Reflector:
         on_event: Callable[[Object, bool], None],
         complete_objects: bool = False,
     ) -> None:
-        """Create a reflector of metadata or, with ``complete_objects``, of complete objects."""
         self._api, self._kind, self._namespace, self._whole = api, kind, namespace, complete_objects
         self._on_list, self._on_event = on_list, on_event
         self.error: ApiError | OSError | TimeoutError | None = None
@@ -55,7 +51,7 @@ class Reflector:
         self._failures = 0
 
     async def run(self) -> None:
-        """List and watch until cancelled. After a failure, list again with an increasing delay."""
+        """List and watch until cancelled; after a failure, list again with an increasing delay."""
         while True:
             try:
                 version = await self._list()
@@ -91,7 +87,7 @@ class Reflector:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Watch until the server ends the watch. Return the last resource version."""
+        """Watch until the server ends the watch; return the last resource version."""
         accept = OBJECT_MEDIA_TYPE if self._whole else METADATA_MEDIA_TYPE
         async for event, item in self._api.watch(self._kind, self._namespace, version, accept):
             version, self._failures = item["metadata"]["resourceVersion"], 0

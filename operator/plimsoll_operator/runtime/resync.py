@@ -1,7 +1,7 @@
 """List all objects regularly, to repair and count the changes that a watch missed.
 
-kopf does not report objects that were deleted before it starts a watch. The operator therefore
-lists the objects itself soon after a watch starts. See ``docs/decisions/0001-operator-runtime.md``.
+kopf does not report objects that were deleted before it starts a watch. See
+``docs/decisions/0001-operator-runtime.md``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from plimsoll_operator.runtime.watches import Watches
 log = logging.getLogger(__name__)
 
 MAX_LIST_DELAYS = 20
-"""Maximum number of times that a list is delayed. Without a limit, a watch that keeps restarting
-would delay the list forever."""
+"""Maximum number of times that watches which restart can delay a list."""
 
 
 class Resync:
     """Loop that lists every kind, updates the cache, and queues all services and policies.
 
-    ``served`` contains the optional kinds that the cluster served at the last list. The event
-    ``groups`` is set once the cluster serves LeaderWorkerSets.
+    ``served`` contains the optional kinds that the cluster served at the last list.
     """
 
     def __init__(
@@ -67,8 +65,7 @@ class Resync:
     async def list_all(self, count_missed: bool = True) -> None:
         """List all kinds, detect the optional kinds, and queue all services and policies.
 
-        With ``count_missed``, each change without an event after ``clocks.event`` seconds counts as
-        missed by the watch, except in the first list.
+        With ``count_missed``, each change without an event counts as missed by the watch.
         """
         self._store.begin_listing()
         optional = [kind for kind in OPTIONAL_KINDS if await self._api.serves(kind)]
@@ -108,7 +105,7 @@ class Resync:
 
 
 async def wait_until_quiet(listing: asyncio.Event, quiet_s: float) -> None:
-    """Clear ``listing``. Return once it has not been set for ``quiet_s`` seconds."""
+    """Clear ``listing``; return once it has not been set for ``quiet_s`` seconds."""
     for _ in range(MAX_LIST_DELAYS):
         listing.clear()
         await asyncio.sleep(quiet_s)

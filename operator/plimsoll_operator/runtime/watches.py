@@ -1,7 +1,7 @@
 """Watch the operator's objects, to fill the cache and the queue.
 
-kopf runs most watches, with the handlers in ``handlers``, and logs in with the pod's service
-account or a kubeconfig. Reflectors watch policies and LeaderWorkerSets.
+kopf runs most watches, with the handlers in ``handlers``. Reflectors watch policies and
+LeaderWorkerSets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LIST_CHUNK_OBJECTS = 100
 KOPF_IDLE_S = 0.02
 
 registry = kopf.OperatorRegistry()
-"""Registry of the handlers. kopf's default registry would import further client libraries."""
+"""Registry of the handlers; kopf's default registry would import further client libraries."""
 
 
 def make_settings() -> kopf.OperatorSettings:
@@ -67,20 +67,17 @@ def make_settings() -> kopf.OperatorSettings:
     return made
 
 
+# No handler needs a diff. The default storage copies each object, which would take a third of the
+# CPU time.
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Storage for kopf's diffs that stores nothing, because no handler needs a diff.
-
-    The default storage copies each object, which would take a third of the CPU time.
-    """
-
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
         return kopf.BodyEssence()
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
         return None
 
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Store nothing. The default storage would annotate the watched objects."""
+    # The default storage would annotate the watched objects.
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None: ...
 
 
 class Watches:
@@ -93,7 +90,7 @@ class Watches:
         self._misses: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.listing = asyncio.Event()
-        """Event that is set when kopf starts a watch, because earlier deletions cause no event."""
+        """Set when kopf starts a watch, because earlier deletions cause no event."""
         self.listing.set()  # kopf has not made its first lists yet
         self.events = 0
 
@@ -116,15 +113,14 @@ class Watches:
         """Return the kinds with missed events in each of the last ``list_count`` lists."""
         return sorted(kind for kind, count in self._misses.items() if count >= list_count)
 
+    # kopf copies the memo for each object.
     def __copy__(self) -> Watches:
-        """Return this object itself, because kopf copies the memo for each object."""
         return self
 
     def handle_event(self, kind: Kind, event: str | None, item: Object) -> None:
-        """Store the object of an event and queue its service or policy.
+        """Store the object of an event, and queue its service or policy.
 
-        Ignore a version that is already stored. ``event`` is None for an object from the list that
-        starts a watch.
+        ``event`` is None for an object from the list that starts a watch.
         """
         if kind.watched:
             self._last[kind.kind] = time.monotonic()
@@ -153,7 +149,7 @@ async def _run_reflectors(reflectors: Sequence[Reflector]) -> None:
 class PolicyWatch:
     """Watch of the policies in every replica, because a standby does not run kopf.
 
-    ``on_change`` is called with each changed policy, and with True if the policy was deleted.
+    ``on_change`` is called with each changed policy, and with True if it was deleted.
     """
 
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
@@ -252,7 +248,7 @@ def login_in_pod(**kopf_arguments: Any) -> Login | None:
 def use_ip_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf.ConnectionInfo:
     """Return ``account`` with the API server's IP address from the container's environment.
 
-    With the host name, as kopf sets it, no watch would start without the cluster's DNS.
+    With a host name, no watch would start without the cluster's DNS.
     """
     host = environ.get("KUBERNETES_SERVICE_HOST")
     if not host:
@@ -263,6 +259,6 @@ def use_ip_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> 
 
 
 def login_with_kubeconfig(**kopf_arguments: Any) -> Login | None:
-    """Log in with the kubeconfig in ``KUBECONFIG``. Return None if there is no kubeconfig."""
+    """Log in with the kubeconfig in ``KUBECONFIG``; return None if there is none."""
     connection = kopf.login_with_kubeconfig(**kopf_arguments)
     return Login.from_connection(connection) if connection else None

@@ -53,7 +53,7 @@ NO_SUSPECT_REASON, SAME_LEAK_REASON = "NoSuspect", "SameLeakInMostReplicas"
 
 @dataclass(frozen=True)
 class ConditionState:
-    """Condition without its times. A ``status`` of None means Unknown."""
+    """Condition without its times; a ``status`` of None means Unknown."""
 
     type: ConditionType | PolicyCondition
     status: bool | None
@@ -80,10 +80,9 @@ def make_rollout_conditions(
 ) -> list[ConditionState]:
     """Return ``Ready``, ``Progressing`` and ``Stalled`` from the workload's status.
 
-    Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions, and stays True
-    during a rollout that keeps all but ``max_unavailable`` replicas ready. ``engines`` is the
-    condition ``EngineReady``, whose message is added to ``Ready`` and ``Progressing`` if replicas
-    are not ready. ``drained`` are the names of the pods that a person keeps out of service.
+    ``Ready`` stays True during a rollout that keeps all but ``max_unavailable`` replicas ready.
+    ``engines`` is the condition ``EngineReady``, whose message explains missing replicas.
+    ``drained`` are the pods that a person keeps out of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
     status = (deployment or {}).get("status") or {}
@@ -161,10 +160,7 @@ def _find_creation_failure(status: Object) -> Cause | None:
 def make_container_conditions(
     pods: Sequence[PodView], events: Events, now: str
 ) -> list[ConditionState]:
-    """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods.
-
-    ``events`` are the Events of pods that wait for a volume or a sandbox, by pod name.
-    """
+    """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods."""
     types = (
         (ConditionType.ENGINE_READY, names.ENGINE),
         (ConditionType.SUPERVISOR_READY, names.SUPERVISOR),
@@ -289,7 +285,7 @@ def make_budget_conditions(metrics: Mapping[str, SupervisorMetrics]) -> list[Con
 def make_slow_leak_condition(
     type_: ConditionType | PolicyCondition, metrics: Mapping[str, SupervisorMetrics]
 ) -> ConditionState:
-    """Return ``SlowLeak``. Its message begins with the replica that has the least time left."""
+    """Return ``SlowLeak``; its message begins with the replica that has the least time left."""
     evaluated = [pod for pod, one in metrics.items() if one.slow_leaks is not None]
     if not evaluated:
         text = "no supervisor has observed its engine for long enough (about 9 hours)"
@@ -319,7 +315,7 @@ def make_near_limit_condition(
     metrics: Mapping[str, SupervisorMetrics],
     was_near_limit: bool,
 ) -> ConditionState:
-    """Return ``MemoryNearLimit``. ``was_near_limit`` is its previous status."""
+    """Return ``MemoryNearLimit``; ``was_near_limit`` is its previous status."""
     if all(one.limit is None for one in metrics.values()):
         text = "no supervisor reports both the memory limit of its engine and the memory in use"
         return ConditionState(type_, None, "NoMetrics", text)
@@ -353,7 +349,7 @@ def make_metric_conditions(
     previous: Object,
     types: type[ConditionType] | type[PolicyCondition],
 ) -> list[ConditionState]:
-    """Return the conditions of a service or a policy that depend on the supervisors' values.
+    """Return the conditions that depend on the supervisors' values.
 
     ``previous`` is the previous status.
     """

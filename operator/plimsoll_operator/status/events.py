@@ -15,7 +15,7 @@ from plimsoll_operator.plans.service import Failure
 
 @dataclass(frozen=True)
 class Notice:
-    """Event without its object and times. ``reason`` is in CamelCase."""
+    """Event without its object and times; ``reason`` is in CamelCase."""
 
     reason: str
     message: str
@@ -54,8 +54,8 @@ def make_rollout_notices(
     return notices
 
 
+# The notice is a warning unless a person requested the rollback.
 def _make_rollback_notice(previous: str, current: str, decision: RolloutDecision) -> Notice:
-    """Return the notice about a rollback; a warning unless a person requested it."""
     if decision.requested:
         text = (
             f"rolling back from revision {previous} to {current}, because spec.rollout.revision is"

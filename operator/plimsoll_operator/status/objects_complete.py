@@ -10,7 +10,7 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.status.conditions import MAX_MESSAGE_CHARS, ConditionState
 
 MAX_QUOTED_CHARS = 700
-"""Maximum number of characters that a message quotes from KEDA."""
+"""Maximum length of KEDA's text in a message."""
 PROMETHEUS_HINT = "install the Prometheus operator, or disable it in spec.observability"
 GATEWAY_HINT = "install the Gateway API with its Inference Extension, or remove spec.gateway"
 
@@ -23,8 +23,8 @@ def make_objects_complete_conditions(
 ) -> list[ConditionState]:
     """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
 
-    ``missing_kinds`` are kinds that the cluster does not serve. ``dropped_fields`` are fields that
-    the cluster did not store. ``scaled_object`` is the service's ScaledObject, or None.
+    ``missing_kinds`` are kinds that the cluster does not serve, and ``dropped_fields`` fields that
+    it did not store.
     """
     wanted = service.spec
     enabled = {
@@ -74,7 +74,6 @@ def make_objects_complete_conditions(
 
 
 def _find_scaling_error(scaled_object: Object) -> str:
-    """Return KEDA's reason why a ScaledObject is not ready; empty if KEDA reports none."""
     for one in (scaled_object.get("status") or {}).get("conditions") or ():
         if one.get("type") == "Ready" and one.get("status") == "False":
             said = f"{one.get('reason')}: {one.get('message')}"[:MAX_QUOTED_CHARS]

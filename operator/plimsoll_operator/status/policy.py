@@ -69,11 +69,10 @@ def make_status(
 ) -> Object:
     """Return the new status of ``item``.
 
-    ``pods`` is None if the spec is invalid or the pods could not be read; the previous values then
-    stay. ``metrics`` is None before the first scrape, and ``latest`` are the values from the last
-    scrape. ``now`` is RFC 3339. ``wait_reasons`` says why the pods of each workload still wait for
-    a supervisor. ``events`` are the Events of pods without containers, by pod name. ``injection``
-    is the new ``status.injection``. ``memory`` is None if the spec is invalid.
+    ``pods`` is None if they could not be read; the previous values then stay. ``metrics`` is None
+    before the first scrape, and ``latest`` are the values from the last scrape. ``wait_reasons``
+    says why the pods of each workload still wait for a supervisor. ``memory`` is None if the spec
+    is invalid. ``now`` is RFC 3339.
     """
     previous: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -146,8 +145,8 @@ def make_status(
     return after | make_metric_fields(previous, metrics)
 
 
+# A pod counts as supervised if its supervisor observes the engine.
 def _count_pods(pods: Sequence[SelectedPod], blind_pods: Mapping[str, str]) -> Object:
-    """Count the pods by state. A pod counts as supervised if its supervisor observes the engine."""
     active = [one for one in pods if one.state is not SupervisionState.LEAVING]
     refused = sorted(
         (one for one in active if one.state is SupervisionState.REFUSED), key=lambda one: one.name
@@ -167,11 +166,9 @@ def _count_pods(pods: Sequence[SelectedPod], blind_pods: Mapping[str, str]) -> O
     return counts
 
 
+# Anyone with a pod's ServiceAccount may write incidents for the policy, so only supervised pods
+# count.
 def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
-    """Count the open incidents by pod, but only for pods that the policy supervises.
-
-    Anyone with a pod's ServiceAccount may write incidents for the policy.
-    """
     supervised = {one.name for one in pods if one.state is SupervisionState.SUPERVISED}
     return Counter(
         pod
@@ -250,7 +247,6 @@ def _make_recommendation(
     latest: Mapping[str, SupervisorMetrics],
     now: str,
 ) -> Object | None:
-    """Return the recommendation for the newest revision of ``workload``, or None."""
     supervised = [one for one in workload.pods if one.state is SupervisionState.SUPERVISED]
     newest = max(supervised, key=lambda one: one.created, default=None)
     if newest is None:
@@ -261,11 +257,8 @@ def _make_recommendation(
     return make_recommendation(previous, revision, metrics, memory, newest.memory_request, now)
 
 
+# The texts are made printable and truncated, because the creator of a pod can set any text.
 def _make_workload_fields(ref: WorkloadRef | None) -> Object:
-    """Return the workload's group, kind and name for a status.
-
-    The texts are made printable and truncated, because the creator of a pod can set any text.
-    """
     if ref is None:
         return {"kind": "Pod"}
     group = {"apiGroup": make_printable_line(ref.api_group, 253)} if ref.api_group else {}
@@ -302,7 +295,6 @@ def _make_suspect_revision_condition(workloads: Sequence[Object]) -> ConditionSt
 
 
 def _list_newest_verdicts(workloads: Sequence[Object]) -> list[tuple[str, Object]]:
-    """Return pairs of a workload's name and the verdict on its newest revision."""
     return [
         (f"{one['kind']}/{one['name']} ", one["verdicts"][0])
         for one in workloads
@@ -364,8 +356,8 @@ def _make_ready_condition(
     return ConditionState(kind, True, "Supervised" if complete else "PartlySupervised", text)
 
 
+# A retry may help while ``Reconciling`` is True, but not while ``Stalled`` is True.
 def _make_progress_conditions(failure: Failure | None) -> list[ConditionState]:
-    """Return ``Reconciling``, True if a retry may help, and ``Stalled``, True if it cannot."""
     trying = failure is not None and not failure.is_lasting
     return [
         ConditionState(

@@ -11,7 +11,7 @@ from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
 from plimsoll_operator.kinds import Object
 
 MIN_CHANGE_INTERVAL_S = 3600.0
-"""Minimum seconds between two changes of the recommendation for the same revision."""
+"""Minimum time between two changes of the recommendation for the same revision."""
 
 
 def make_recommendation(
@@ -24,8 +24,8 @@ def make_recommendation(
 ) -> Object | None:
     """Return the recommendation for ``revision``; None without enough data.
 
-    ``previous`` is the previous recommendation, ``metrics`` are the values of the revision's pods,
-    ``request`` is the current memory request in bytes, and ``now`` is RFC 3339.
+    ``metrics`` are the values of the revision's pods, and ``request`` is the current memory request
+    in bytes.
     """
     same = previous if previous is not None and previous.get("revision") == revision else None
     if (
@@ -51,7 +51,6 @@ def make_recommendation(
 def _make_memory_contract(
     kind: str, metrics: Sequence[SupervisorMetrics], memory: MemoryPolicy, request: int | None
 ) -> MemoryContract | None:
-    """Return the contract for one kind of memory; None if no replica reports its needs."""
     needs = [found for one in metrics if (found := getattr(one, f"{kind}_needs")) is not None]
     if not needs:
         return None

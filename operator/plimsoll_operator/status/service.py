@@ -37,7 +37,6 @@ from plimsoll_operator.status.recommendation import make_recommendation
 
 RESTART_STEP_NAMES = frozenset({"WorkerRestart", "EngineRestart"})
 RETIRED_CONDITION_TYPES = frozenset({"OutOfMemoryKilled"})
-"""Condition types of earlier operator versions, which the operator removes."""
 
 
 def make_status(
@@ -57,12 +56,10 @@ def make_status(
 ) -> Object:
     """Return the new status of ``item``.
 
-    ``service`` is None if the spec is invalid. ``workload`` is the object that creates the pods.
-    ``metrics`` is None before the first scrape; the memory values of the last status then stay.
-    ``latest`` are the values from the last scrape. ``now`` is RFC 3339. ``missing_kinds`` are kinds
-    that the cluster does not serve. ``plan`` is None if planning failed. ``events`` are the Events
-    of pods without containers, by pod name. ``scaled_object`` is the service's ScaledObject, or
-    None.
+    ``service`` is None if the spec is invalid, and ``plan`` if planning failed. ``workload`` is the
+    object that creates the pods. ``metrics`` is None before the first scrape; the previous memory
+    values then stay. ``latest`` are the values from the last scrape. ``missing_kinds`` are kinds
+    that the cluster does not serve. ``now`` is RFC 3339.
     """
     previous: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -138,8 +135,8 @@ def make_status(
     )
 
 
+# Only one pod per replica counts.
 def _make_selector(item: Object, service: InferenceService | None) -> str:
-    """Return the label selector of the scale subresource, which selects one pod per replica."""
     labels = (
         {SERVICE_LABEL: item["metadata"]["name"]}
         if service is None
@@ -149,16 +146,14 @@ def _make_selector(item: Object, service: InferenceService | None) -> str:
 
 
 def make_metric_fields(previous: Object, metrics: Mapping[str, SupervisorMetrics] | None) -> Object:
-    """Return ``memory`` and ``drained`` from the supervisors' values.
-
-    If ``metrics`` is None, return the previous fields.
-    """
+    """Return ``memory`` and ``drained`` from the supervisors' values, or the previous fields."""
     if metrics is None:
         return {key: previous[key] for key in ("memory", "drained") if key in previous}
     found: Object = {"memory": make_memory_status(metrics), "drained": count_drained(metrics)}
     return {key: value for key, value in found.items() if value not in (None, {})}
 
 
+# Without a plan, the previous values stay.
 def _make_revision_fields(
     previous: Object,
     workload: Object | None,
@@ -166,7 +161,6 @@ def _make_revision_fields(
     plan: Plan | None,
     service: InferenceService | None,
 ) -> Object:
-    """Return ``revisions`` and ``suspectRevision``. Without a plan, return the previous values."""
     if plan is None or service is None:
         kept = ("revisions", "suspectRevision")
         return {key: previous[key] for key in kept if key in previous}
@@ -188,7 +182,6 @@ def _make_revision_fields(
 
 
 def _get_desired_replicas(service: InferenceService, workload: Object | None) -> int:
-    """Return the number of replicas in the spec, or in the workload if an autoscaler sets it."""
     if service.spec.autoscaling is None:
         return service.spec.replicas
     spec = (workload or {}).get("spec") or {}
@@ -200,7 +193,7 @@ def merge_conditions(
 ) -> list[dict[str, Any]]:
     """Merge ``states`` into the previous conditions, and set ``lastTransitionTime``.
 
-    A condition without a new state stays unchanged. Of two states of a condition, the later counts.
+    A condition without a new state stays unchanged. Of two states, the later counts.
     """
     known: dict[str, Any] = {
         one["type"]: one
