@@ -1,12 +1,8 @@
 """Engine core: queue requests, run one step at a time, and return tokens.
 
-The engine core schedules and launches a step while the device still computes the previous step. It
-reads the tokens of the previous step afterwards. The launched step may therefore compute one token
-too many for a request that has just ended. This is harmless: the device runs steps in launch order,
-so the next owner of the request's KV blocks overwrites the extra keys and values.
-
-When a step fails, the engine core computes its requests again one by one, and ends only those that
-fail alone. An error that leaves the device unusable ends the worker.
+It launches a step while the device still computes the previous one, and reads the tokens
+afterwards. A step that fails is computed again request by request, so only requests that fail alone
+end.
 """
 
 from __future__ import annotations
@@ -46,20 +42,17 @@ from plimsoll_engine.process.owners import Owner
 
 log = logging.getLogger(__name__)
 
+# Longest wait for a grammar when no request can run. The worker then reads messages again.
 GRAMMAR_COMPILE_WAIT_S = 0.01
-"""Longest wait for a grammar when no request can run. The worker then reads messages again."""
 
+# Checking the deadlines in each step would be too slow.
 DEADLINE_CHECK_INTERVAL_S = 0.05
-"""Interval between checks of request deadlines. Checking them in each step would be too slow."""
 
+# Before a handover. The next worker computes the tokens that were not accepted in time again.
 QUIESCE_GRAMMAR_WAIT_S = 0.1
-"""Longest wait, before a handover, for grammars to accept the newest tokens.
 
-The next worker computes the tokens that were not accepted in time again.
-"""
-
+# Longest wait of a prefix cache reset for KV transfers, which usually take less time.
 RESET_TRANSFER_TIMEOUT_S = 1.0
-"""Longest wait of a prefix cache reset for KV transfers, which usually take less time."""
 
 
 @dataclass(slots=True)
@@ -67,8 +60,8 @@ class StepOutput:
     """Results of one step: tokens, prompt log probabilities, and failed requests."""
 
     tokens: list[Token] = field(default_factory=list)
+    # Prompt log probabilities. They must be sent before the tokens.
     scores: list[PromptScores] = field(default_factory=list)
-    """Prompt log probabilities. They must be sent before the tokens."""
     dropped: list[RequestFailure] = field(default_factory=list)
 
 
@@ -104,21 +97,20 @@ class EngineCore:
         self.grammars = GrammarCompiler(None) if grammars is None else grammars
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
+        # The audit reports objects that are not in ``requests``.
         self.live: WeakSet[Request] = WeakSet()
-        """All existing request objects. The audit reports objects that are not in ``requests``."""
+        # IDs of requests whose client has disconnected, from the frontend's latest message.
         self.abandoned: frozenset[str] = frozenset()
-        """IDs of requests whose client has disconnected, from the frontend's latest message."""
         self.make_request: Callable[[Submit], Request] = Request.create
         self.inheritance: Inheritance | None = None
-        """Block tables of the predecessor that no request has claimed yet; None without any."""
         self._suspects: deque[str] = deque()
         self._next_expiry = 0.0
+        # Time that the host has waited for the device.
         self.waited_s = 0.0
-        """Total time in seconds that the host has waited for the device."""
+        # Launched step whose tokens have not been read yet.
         self._in_flight: InFlightStep | None = None
-        """Launched step whose tokens have not been read yet; None if there is none."""
+        # Requests whose newest token has not been accepted by their grammar yet.
         self._unconfirmed: list[Request] = []
-        """Requests whose newest token has not been accepted by their grammar yet."""
 
     @property
     def pool(self) -> BlockPool:
@@ -143,7 +135,7 @@ class EngineCore:
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, is_idle: bool = False) -> None:
-        """Complete finished KV transfers. Release inherited tables that were not claimed in time.
+        """Complete finished KV transfers, and release expired inherited tables.
 
         Call this between steps. ``is_idle`` means that there are no requests.
         """
@@ -155,8 +147,7 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Drop every cached block that no request uses, on the device and on the host.
 
-        Return False if a transfer did not end within :data:`RESET_TRANSFER_TIMEOUT_S`. The blocks
-        of that transfer stay cached.
+        Return False if a transfer did not end within :data:`RESET_TRANSFER_TIMEOUT_S`.
         """
         offload = self.scheduler.offload
         settled = offload is None or offload.wait_for_transfers(RESET_TRANSFER_TIMEOUT_S)
@@ -196,16 +187,15 @@ class EngineCore:
         return None
 
     def _queue_request(self, request: Request) -> None:
-        """Queue ``request``, or start it at once if it has KV blocks of the previous worker."""
         if request.block_ids:
             self.scheduler.start_with_inherited_blocks(request)
         else:
             self.scheduler.add(request)
 
     def release_unclaimed_tables(self) -> Inheritance | None:
-        """Release inherited tables that no request has claimed. Return the inheritance, or None.
+        """Release inherited tables that no request has claimed, and return the inheritance, if any.
 
-        The worker calls this once, after the frontend has submitted all carried-over requests.
+        Call this once, after the frontend has submitted all carried-over requests.
         """
         inheritance, self.inheritance = self.inheritance, None
         if inheritance is not None:
@@ -213,10 +203,10 @@ class EngineCore:
         return inheritance
 
     def quiesce(self) -> StepOutput:
-        """Finish the step in progress without launching another, and wait for the device.
+        """Finish the step in progress without launching another, and return its results.
 
-        Return the results of the step. Afterwards, the KV pool contains the keys and values of all
-        tokens that the requests count as computed. Raises :class:`DeviceLostError`.
+        The KV pool then contains the keys and values of all computed tokens. Raises
+        :class:`DeviceLostError`.
         """
         output = StepOutput()
         self._finish_step(output)
@@ -229,7 +219,7 @@ class EngineCore:
         return output
 
     def _set_adapter(self, request: Request, adapter_number: int) -> str | None:
-        """Set the adapter of ``request``. Return an error message if the adapter is not loaded."""
+        # Returns an error message if the adapter is not loaded.
         adapters = self.runner.adapters
         request.adapter = None if adapters is None else adapters.get(adapter_number)
         return "the adapter of the request is not loaded" if request.adapter is None else None
@@ -244,10 +234,7 @@ class EngineCore:
         return True
 
     def _queue_compiled_requests(self, wait_s: float = 0.0) -> list[RequestFailure]:
-        """Queue requests whose grammar has been compiled. Return failures for invalid grammars.
-
-        If no compilation has ended, wait up to ``wait_s`` seconds for the first.
-        """
+        # Returns failures for invalid grammars. If no compilation has ended, wait for the first.
         dropped = []
         for request_id, outcome in self.grammars.collect_finished(wait_s):
             request = self.requests[request_id]
@@ -274,7 +261,7 @@ class EngineCore:
         ]
 
     def step(self) -> StepOutput:
-        """Launch one batch, then read the tokens of the previous batch. Return the results.
+        """Launch one batch, then read the tokens of the previous batch, and return the results.
 
         Raises :class:`FatalWorkerError` if no further step can work.
         """
@@ -313,6 +300,9 @@ class EngineCore:
             message = f"{type(error).__name__}: {error}"
             out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
         else:
+            # The step may compute one token too many for a request that ends in the previous step.
+            # This is harmless: the device runs steps in launch order, so the next owner of the KV
+            # blocks overwrites the extra keys and values.
             self._record_computed(chunks)
             self._finish_step(output)
             self._in_flight = step
@@ -324,7 +314,7 @@ class EngineCore:
         return output
 
     def _add_drafts(self, speculation: Speculation, chunks: list[Chunk]) -> None:
-        """Add drafts to ``chunks``. On an error, disable drafts for all requests in ``chunks``."""
+        # On an error, disables drafts for all requests in ``chunks``.
         try:
             speculation.add_drafts(chunks, self.scheduler)
         except FatalWorkerError:
@@ -351,7 +341,6 @@ class EngineCore:
             chunk.request.in_flight.tokens += ends
 
     def _finish_step(self, output: StepOutput) -> None:
-        """Wait for the step in progress, if any, and add its results to ``output``."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
@@ -378,10 +367,8 @@ class EngineCore:
     def _append_accepted_drafts(
         self, request: Request, tokens: list[NextToken], num_drafts: int, output: StepOutput
     ) -> None:
-        """Append the ``tokens`` that follow the first: one for each accepted draft.
-
-        ``num_drafts`` is the number of drafts that were verified.
-        """
+        # ``tokens`` are those after the first, one for each accepted draft. ``num_drafts`` is the
+        # number of drafts that were verified.
         assert self.speculation is not None
         self.speculation.record_verified_drafts(request, num_drafts, len(tokens))
         for token_id, logprobs in tokens:
@@ -415,11 +402,8 @@ class EngineCore:
     def _append_confirmed_tokens(
         self, output: StepOutput, wait_s: float, is_idle: bool = False
     ) -> None:
-        """Append the tokens that grammars have accepted, and add them to ``output``.
-
-        Wait up to ``wait_s`` seconds for fast grammars. If ``is_idle``, also wait for slow
-        grammars. End requests whose grammar fails or takes too long to check a token.
-        """
+        # Waits up to ``wait_s`` seconds for fast grammars. If ``is_idle``, also waits for slow
+        # grammars. Ends requests whose grammar fails or takes too long to check a token.
         if not self._unconfirmed:
             return
         masks = self.grammars.masks
@@ -503,8 +487,7 @@ class EngineCore:
     def count_request_bytes(self) -> int:
         """Return the host memory of all requests, in bytes.
 
-        The sum includes tokens, penalty counts, grammar states, token masks, draft indexes, and
-        media that are not in the receiver cache.
+        Media in the receiver cache are not included.
         """
         media = {
             item.key: len(item.data or b"")

@@ -1,7 +1,6 @@
 """Memory owners of an engine core.
 
-The ledger, the audit, the trim and the shutdown all use this list. If you add a component that
-holds memory, add it here and nowhere else.
+If you add a component that holds memory, add it here and nowhere else.
 """
 
 from __future__ import annotations

@@ -13,16 +13,15 @@ from plimsoll_engine.kernels.step_plan import KVShape
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import decoder
 
+# In tokens.
 DEFAULT_BLOCK_SIZE = 16
-"""Default number of tokens in a KV block."""
+# Fraction of the device memory that is free after loading the weights.
 CUDA_KV_FRACTION = 0.8
-"""Fraction of the free device memory, after loading the weights, that the KV pool takes."""
 DEFAULT_CPU_KV_BYTES = 64 << 20
-"""Default size of the KV pool on a CPU."""
+# For each value of --kv-cache-dtype except ``auto``, as in vLLM.
 CACHE_DTYPES = {"fp8": FP8, "fp8_e4m3": FP8}
-"""Dtype for each value of ``--kv-cache-dtype`` except ``auto``, as in vLLM."""
+# Older GPUs have no instructions that convert to e4m3.
 MIN_FP8_COMPUTE_CAPABILITY = (8, 9)
-"""Lowest compute capability of GPUs with instructions that convert to e4m3."""
 
 
 class EngineSizes(msgspec.Struct, frozen=True):
@@ -51,8 +50,8 @@ def compute_token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) 
 def choose_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the KV pool's dtype for the value ``name`` of ``--kv-cache-dtype``.
 
-    ``auto`` selects the model's ``dtype``. Raises :class:`SettingsError` if ``name`` is unknown, or
-    if the device does not support the dtype.
+    ``auto`` selects the model's ``dtype``. Raises SettingsError if ``name`` is unknown, or if the
+    device does not support the dtype.
     """
     if name == "auto":
         return dtype
@@ -70,7 +69,7 @@ def choose_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> t
 
 
 def check_adapter_support(settings: WorkerConfig, config: Any) -> None:
-    """Raise :class:`SettingsError` if adapters are enabled but the model does not support them."""
+    """Raise SettingsError if adapters are enabled but the model does not support them."""
     if settings.max_loras and not decoder.supports(config):
         raise SettingsError(
             f"--enable-lora is set, but models of type {config.model_type} do not support "
@@ -79,11 +78,9 @@ def check_adapter_support(settings: WorkerConfig, config: Any) -> None:
         )
 
 
+# In media of the largest size. Each running request keeps its media in the cache until it ends, so
+# this also limits the batch size.
 MAX_ENCODER_DECODER_MEDIA = 8
-"""Capacity of an encoder-decoder model's encoder cache, in media of the largest size.
-
-Each running request keeps its media in the cache until it ends, so this also limits the batch size.
-"""
 
 
 def choose_encoder_budget(
@@ -94,9 +91,7 @@ def choose_encoder_budget(
 ) -> int:
     """Return the budget of the encoder cache in tokens.
 
-    An image or audio clip takes up to ``max_media_tokens`` tokens. Requests of an encoder-decoder
-    model keep their media until they end. Raises :class:`SettingsError` if ``requested_tokens`` is
-    less than ``max_media_tokens``.
+    Raises SettingsError if ``requested_tokens`` is less than ``max_media_tokens``.
     """
     if requested_tokens is not None and requested_tokens < max_media_tokens:
         raise SettingsError(
@@ -122,11 +117,10 @@ def resolve_sizes(
 ) -> EngineSizes:
     """Return the sizes for ``settings``. Call this after the weights are loaded.
 
-    ``kv`` and ``draft`` are the shapes of the keys and values of the model and of the draft model.
-    ``max_positions`` is the model's maximum context in tokens, and ``dtype`` the KV pool's dtype.
+    ``max_positions`` is the model's maximum context in tokens, and ``dtype`` the KV pool's.
     ``pool_bytes`` is the size of a KV pool that already exists. ``free_bytes`` is the device memory
-    that is free on every rank; None on a CPU. Raises :class:`SettingsError` if a setting is
-    invalid, or if the sizes do not fit into memory.
+    that is free on every rank; None on a CPU. Raises SettingsError if a setting is invalid, or if
+    the sizes do not fit into memory.
     """
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"

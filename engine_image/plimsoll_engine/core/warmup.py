@@ -1,9 +1,7 @@
 """Run warm-up requests before the engine serves.
 
-:func:`load_kernels` loads libraries and kernels on a small KV pool, because a predecessor may still
-use the real pool. :func:`warm_up` then uses the real pool, with the largest prefill and the decode
-step with the most rows. Afterwards, all buffers exist and the working memory is at its maximum, so
-the baseline can be measured.
+:func:`load_kernels` runs on a small KV pool, because another worker may still use the real pool.
+:func:`warm_up` then uses the real pool, so that all buffers exist when the baseline is measured.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 
+# In blocks, and in tokens: 64 MiB for an 8B model.
 SMALL_POOL_BLOCKS, SMALL_POOL_BLOCK_SIZE = 32, 16
-"""Size of the small pool in blocks, and its block size in tokens: 64 MiB for an 8B model."""
 SMALL_DECODE_ROWS = 4
-"""Number of rows in the decode step on the small pool."""
 
 
 def load_kernels(
@@ -37,9 +34,8 @@ def load_kernels(
 ) -> None:
     """Load the kernels of ``model`` by running it on a small KV pool, on every rank.
 
-    Only the first few layers run, at least one of each kind, because collectives are slow while a
-    predecessor serves on the same devices. ``kv_dtype`` is the pool's dtype; None means the model's
-    dtype. Raises :class:`WarmUpError`.
+    Only the first few layers run, because collectives are slow while another worker serves on the
+    same devices. ``kv_dtype`` is the pool's dtype; None means the model's. Raises WarmUpError.
     """
     if isinstance(model, Decoder):
         model = model.truncate(model.num_representative_layers)
@@ -68,7 +64,7 @@ def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def warm_up(engine: EngineCore) -> None:
-    """Run warm-up requests on ``engine``, then reset its counters. Raises :class:`WarmUpError`."""
+    """Run warm-up requests on ``engine``, then reset its counters. Raises WarmUpError."""
     scheduler = engine.scheduler
     longest = min(
         scheduler.max_num_batched_tokens,
@@ -95,8 +91,7 @@ def warm_up(engine: EngineCore) -> None:
 
 
 class _ZeroProposer:
-    """Proposer of as many drafts as allowed, so that a step is full. All drafts are token 0."""
-
+    # All drafts are token 0, and as many as allowed, so that a step is full.
     def propose(self, draft_limits: Sequence[tuple[Request, int]]) -> list[list[int]]:
         return [[0] * limit for _, limit in draft_limits]
 

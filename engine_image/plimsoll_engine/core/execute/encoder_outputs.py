@@ -1,7 +1,4 @@
-"""Storage of encoder outputs on the device, by the key of the image or audio clip.
-
-The scheduler decides which outputs to compute and to free (core/schedule/encoder_cache.py).
-"""
+"""Storage of encoder outputs on the device, by the key of the image or audio clip."""
 
 from __future__ import annotations
 
@@ -51,18 +48,17 @@ class EncoderOutputs:
         )
 
     def free(self, keys: Sequence[bytes]) -> None:
-        """Free the outputs with these ``keys``. Keys without an output are ignored."""
+        """Free the outputs with these ``keys``, if they exist."""
         for key in keys:
             self._tensors.pop(key, None)
 
     def prepare_step(
         self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
     ) -> torch.Tensor | None:
-        """Encode the media of ``chunks``. Return the input embeddings [tokens, hidden] of the step.
+        """Encode the media of ``chunks``. Return the step's input embeddings [tokens, hidden].
 
         Return None if the embeddings of ``ids`` int64 [tokens] need no change. In an
-        encoder-decoder model, the outputs are stored in ``step`` for cross attention. In other
-        models, they replace the embeddings of placeholder tokens.
+        encoder-decoder model, the outputs are stored in ``step`` for cross attention.
         """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])

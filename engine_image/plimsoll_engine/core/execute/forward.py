@@ -1,8 +1,4 @@
-"""Run the model on one rank, from the inputs of a step to the logits.
-
-The host may not know the newest token of a sequence yet. The next step then reads this token on the
-device, from :attr:`Forward.newest`.
-"""
+"""Run the model on one rank, from the inputs of a step to the logits."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ class Forward:
         memory: torch.Tensor | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Use ``memory``, uint8 [bytes], as the KV pool; None allocates a pool.
+        """Use ``memory``, uint8 [bytes], as the KV pool, or allocate one if None.
 
         ``kv_dtype`` is the pool's dtype; None means the model's dtype.
         """
@@ -56,25 +52,22 @@ class Forward:
         self.device: torch.device = model.device
         self.graphs: DecodeGraphs | None = None
         self.layers: LayerGraphs | None = None
+        # Padded prompt lengths for which the library has no attention plan yet.
         self._unplanned: list[int] = []
-        """Padded prompt lengths for which the library has no attention plan yet."""
+        # None if the engine does not serve adapters.
         self.adapters: LoadedAdapters | None = None
-        """LoRA adapters; None if the engine does not serve adapters."""
         self._ops = choose_ops(self.device)
         slots = num_blocks * block_size
+        # Whether the KV pool belongs to the weight server.
         self.pool_is_mapped = memory is not None
-        """Whether the KV pool belongs to the weight server."""
         made = make_pool_tensors(model.kv, slots, kv_dtype or model.dtype, self.device, memory)
         self.kv: torch.Tensor | None = made.pairs
         self.kv_scales: torch.Tensor | None = made.scales
-        """Scales of an FP8 pool; None for another pool."""
+        # Tokens that the last step sampled, int64 [rows] on the device. The next step reads them
+        # there, because the host may not know them yet. A request's row is its InFlight.row.
         self.newest: torch.Tensor | None = None
-        """Tokens that the last step sampled, int64 [rows] on the device.
-
-        A request's row is its ``InFlight.row``.
-        """
+        # Scores of prompt rows in the last step; None if no row was scored.
         self.scores: Scores | None = None
-        """Scores of prompt rows in the last step; None if no row was scored."""
 
     @property
     def kv_bytes(self) -> int:
@@ -113,9 +106,7 @@ class Forward:
         """Capture decode steps as CUDA graphs for a few batch sizes. Do nothing on a CPU.
 
         :meth:`capture_more` captures the other sizes, up to ``max_rows`` rows. If ``deferred``, it
-        captures all sizes. It also captures the layers of steps with prompts of up to
-        ``max_prompt_tokens`` tokens, and plans their attention. A request has at most
-        ``max_blocks`` blocks.
+        captures all sizes, and steps with prompts of up to ``max_prompt_tokens`` tokens.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -160,10 +151,7 @@ class Forward:
 
     @torch.inference_mode()
     def compute_as_follower(self, inputs: Inputs) -> None:
-        """Compute a step on a rank other than 0.
-
-        Unless the step is greedy, receive the sampled tokens from rank 0.
-        """
+        """Compute a step on a rank other than 0."""
         tokens, logits = self.compute(inputs)
         if tokens is not None and inputs.greedy:
             self.newest = tokens
@@ -176,12 +164,10 @@ class Forward:
     def compute(
         self, inputs: Inputs, chunks: Sequence[Chunk] = ()
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Compute a step. Return the greedy tokens and the logits of the rows ``inputs.last``.
+        """Compute a step, and return the greedy tokens and the logits of the rows ``inputs.last``.
 
         The tokens are int64 [rows]; None if no graph has computed them. The logits are [rows,
-        vocabulary] in the model's dtype. They are None if no row is sampled, or if all rows are
-        greedy and have a token. ``chunks`` provide the step's media and adapters. Steps with
-        adapters never use a graph.
+        vocabulary]; None if no row needs them. ``chunks`` provide the step's media and adapters.
         """
         self.scores = adapters = None
         if self.adapters is not None:

@@ -1,8 +1,7 @@
 """Capture decode steps as CUDA graphs. A step then needs one launch instead of hundreds.
 
-A batch is padded to the next captured size. Padding rows have no context and write nothing. All
-graphs share one input buffer and one memory pool, so they must never run at the same time. The
-output of a replay is valid only until the next replay.
+A batch is padded to the next captured size. All graphs share one input buffer and one memory pool,
+so they must never run at the same time.
 """
 
 from __future__ import annotations
@@ -24,18 +23,17 @@ from plimsoll_engine.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
 
+# Batch sizes, in rows, for which a decode step is captured.
 CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""Batch sizes, in rows, for which a decode step is captured."""
 MIN_SIZES_BEFORE_SERVING = 4
-"""Minimum number of batch sizes to capture before the engine serves."""
+# Duration from which a capture is logged as slow.
 SLOW_CAPTURE_S = 0.1
-"""Duration from which a capture is logged as slow."""
+# ID, source, position, slot and context, without the table.
 INPUTS_PER_ROW = 5
-"""Number of int32 inputs per row: ID, source, position, slot and context, without the table."""
 
 
 def list_capture_sizes(max_rows: int) -> list[int]:
-    """Return the batch sizes to capture, in ascending order. The last one is ``max_rows``."""
+    """Return the batch sizes to capture, in ascending order up to ``max_rows``."""
     return [size for size in CAPTURE_SIZES if size < max_rows] + [max_rows]
 
 
@@ -44,10 +42,8 @@ def split_capture_sizes(
 ) -> tuple[list[int], list[int]]:
     """Return the sizes to capture before the engine serves, and those to capture later.
 
-    The first list is spread over all ``sizes``. It begins with the largest size, whose memory
-    suffices for all others. ``get_kind`` returns the same value for sizes that use the same
-    kernels. The list has the largest size of each kind, so that no kernel is compiled while the
-    engine serves.
+    ``get_kind`` returns the same value for sizes that use the same kernels. The first list has the
+    largest size of each kind, so that no kernel is compiled while the engine serves.
     """
     step = max(1, len(sizes) // (MIN_SIZES_BEFORE_SERVING - 1))
     first = [sizes[-1], *sizes[:-1:step]][:MIN_SIZES_BEFORE_SERVING]
@@ -180,9 +176,8 @@ class DecodeGraphs:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Replay the graph for ``inputs``. Return each row's greedy token and this rank's logits.
 
-        The tokens are int64 [rows], and the logits [rows, vocabulary / ranks] in the model's dtype.
-        The next replay overwrites both. ``newest`` int64 [rows] are the tokens that the previous
-        step sampled.
+        The tokens are int64 [rows], and the logits [rows, vocabulary / ranks]. The next replay
+        overwrites both. ``newest`` int64 [rows] are the tokens that the previous step sampled.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)

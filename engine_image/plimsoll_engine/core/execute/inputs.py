@@ -38,7 +38,7 @@ class RequestState(Protocol):
 
 
 class RequestRows(Protocol):
-    """Rows of one request in a step: the properties of a :class:`Chunk` on which inputs depend."""
+    """Rows of one request in a step."""
 
     @property
     def request(self) -> RequestState:
@@ -69,9 +69,8 @@ def collect_inputs(
 ) -> Inputs:
     """Return the inputs of a step. ``chunks`` must be sorted by :func:`get_row_order`.
 
-    Each draft is a decode row that reads the blocks of its request. This works because a layer
-    stores the keys and values of all rows before any row attends to them. If ``as_decode_rows``,
-    each prompt token is a decode row as well. ``scored_rows`` are the rows to score.
+    Each draft is a decode row that reads the blocks of its request. If ``as_decode_rows``, so is
+    each prompt token. ``scored_rows`` are the rows to score.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
@@ -133,8 +132,8 @@ def _create_array(values: list[int]) -> Array:
 def get_row_order(chunk: RequestRows) -> tuple[int, int]:
     """Return the sort key of a chunk within a step.
 
-    Decode rows come first, in descending order of context, because long contexts take the most
-    time. Continued prompts come next. Whole prompts come last, in ascending order of length.
+    Decode rows come first, the longest context first. Continued prompts come next. Whole prompts
+    come last, the shortest first.
     """
     if chunk.count == 1:
         return 0, -chunk.request.computed
@@ -142,16 +141,13 @@ def get_row_order(chunk: RequestRows) -> tuple[int, int]:
 
 
 def copy_to_device(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Copy the int32 ``fields`` to ``device`` in one transfer. Return views of the copy."""
+    """Copy the int32 ``fields`` to ``device`` in one transfer, and return views of the copy."""
     packed = copy_array_to_device(np.concatenate(fields), device)
     return list(torch.split(packed, [len(field) for field in fields]))
 
 
 def copy_array_to_device(values: Array, device: torch.device) -> torch.Tensor:
-    """Return a copy of the int32 ``values`` on ``device``.
-
-    On CUDA, the copy uses pinned memory, so the host does not wait for it.
-    """
+    """Return a copy of the int32 ``values`` on ``device``, without waiting for it on CUDA."""
     if device.type != "cuda":
         return torch.from_numpy(values)
     pinned = torch.empty(len(values), dtype=torch.int32, pin_memory=True)

@@ -1,12 +1,7 @@
 """Capture the layers of prefill steps as CUDA graphs, with two launches per layer instead of nine.
 
-Attention depends on the sequence lengths, so it is not captured. All other kernels depend only on
-the number of rows. The kernels between the attentions of two layers form one graph, and attention
-is launched between the graphs.
-
-Graphs are captured for some numbers of rows, and a step is padded to the next of them. Padding
-costs little, because matrix products compute tiles of :data:`CAPTURED_ROWS_STEP` rows anyway.
-Padding rows write nothing to the KV pool.
+Attention depends on the sequence lengths, so it is launched between the graphs. A step is padded to
+the next captured number of rows. Padding rows write nothing to the KV pool.
 """
 
 from __future__ import annotations
@@ -24,16 +19,16 @@ from plimsoll_engine.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
 
+# Matrix products compute tiles of this many rows anyway, so padding costs little.
 CAPTURED_ROWS_STEP = 128
-"""Difference between captured numbers of rows."""
+# Longer steps need no graphs, because the host does not delay them.
 MAX_CAPTURED_ROWS = 1408
-"""Maximum captured number of rows. The host does not delay longer steps."""
+# Each piece delays a step by milliseconds.
 MAX_PIECES_PER_CALL = 4
-"""Maximum number of pieces to capture in one call. Each piece delays a step by milliseconds."""
 
 
 class GraphPiece(Protocol):
-    """Captured piece of a step: the used part of the interface of :class:`torch.cuda.CUDAGraph`."""
+    """Captured piece of a step, with a part of the interface of :class:`torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
         """Run the captured kernels on the captured tensors."""
@@ -53,11 +48,7 @@ class GraphCapturer:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Callable[[], None]) -> GraphPiece:
-        """Return a graph of the kernels that ``compute`` launches.
-
-        This does not use ``torch.cuda.graph``, which empties torch's memory cache before each
-        capture. The next step would then have to allocate its memory from the driver again.
-        """
+        """Return a graph of the kernels that ``compute`` launches."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
@@ -78,8 +69,7 @@ class GraphCapturer:
 class LayerGraphs:
     """CUDA graphs of the pieces of a model. Each piece ends at the attention of a layer.
 
-    The last layer is not captured, because it computes only the rows whose output is used. All
-    pieces share a few tensors, whose values are not needed after the step.
+    The last layer is not captured, because it computes only the rows whose output is used.
     """
 
     def __init__(
@@ -99,11 +89,11 @@ class LayerGraphs:
         )
         self._model: Decoder | None = model
         self._capture = capture_graph
+        # The largest comes first, because its memory suffices for the others.
         self._missing = list(reversed(sizes))
-        """Sizes to capture. The largest comes first, because its memory suffices for the others."""
         self._pieces: dict[int, list[GraphPiece]] = {}
+        # Pieces of the first missing size that are already captured.
         self._captured_pieces: list[GraphPiece] = []
-        """Pieces of the first missing size that are already captured."""
         rows, device, dtype, spec = sizes[-1], kv.device, model.dtype, model.spec
         self._ids, self._positions = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self._slots = torch.full_like(self._ids, -1)
@@ -154,11 +144,8 @@ class LayerGraphs:
         return True
 
     def _create_piece(self, num_rows: int, index: int) -> Callable[[], None]:
-        """Return a function that computes ``num_rows`` rows between the attentions of two layers.
-
-        The function starts after the attention of layer ``index`` - 1, and ends before that of
-        layer ``index``.
-        """
+        # The function starts after the attention of layer ``index`` - 1, and ends before that of
+        # layer ``index``.
         model, kv, slots = self._model, self._kv, self._slots[:num_rows]
         assert model is not None
         assert kv is not None

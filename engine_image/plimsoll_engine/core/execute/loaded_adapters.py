@@ -22,18 +22,15 @@ from plimsoll_engine.models.lora import Adapter, StepAdapters
 
 
 class LoadedAdapters:
-    """Adapters by number: at most ``max_adapters``, each with a rank of at most ``max_rank``.
-
-    This object keeps no reference to ``model``.
-    """
+    """Adapters by number: at most ``max_adapters``, each with a rank of at most ``max_rank``."""
 
     def __init__(self, model: Decoder, max_adapters: int, max_rank: int) -> None:
         self._targets = lora.find_targets(model.parts)
         self._dtype, self._device = model.dtype, model.device
         self._max_adapters, self._max_rank = max_adapters, max_rank
         self._loaded: dict[int, Adapter] = {}
+        # Loaded adapters, and unloaded ones that requests still use.
         self.living: WeakSet[Adapter] = WeakSet()
-        """Adapters in memory: loaded ones, and unloaded ones that requests still use."""
         self.bytes_bound = max_adapters * sum(
             target.compute_nbytes(max_rank, self._dtype) for target in self._targets.values()
         )
@@ -47,7 +44,7 @@ class LoadedAdapters:
         """Load the adapter in ``folder`` under ``adapter_number``.
 
         Raises LoadError if too many adapters are in memory, LoadError or OSError if a file is
-        invalid, and torch's OutOfMemoryError if device memory is exhausted.
+        invalid, and torch's OutOfMemoryError.
         """
         if len(self.living) >= self._max_adapters:
             raise LoadError(
@@ -63,10 +60,7 @@ class LoadedAdapters:
         return self._loaded.get(adapter_number)
 
     def unload(self, adapter_number: int) -> None:
-        """Unload the adapter with this ``adapter_number``, if it is loaded.
-
-        It stays in memory until no request uses it.
-        """
+        """Unload an adapter, which stays in memory until no request uses it."""
         self._loaded.pop(adapter_number, None)
 
     def find_problems(self, used: Sequence[Adapter]) -> list[str]:
@@ -89,8 +83,8 @@ def collect_step_adapters(
 ) -> StepAdapters | None:
     """Return the adapters of ``chunks`` with their rows; None if no chunk has an adapter.
 
-    ``chunks`` must be in the order of their rows. If ``selected_rows`` (int32 row indices) is
-    given, only these rows count, and index i then means row ``selected_rows[i]``.
+    ``chunks`` must be in the order of their rows. If ``selected_rows`` (int32) is given, index i
+    means row ``selected_rows[i]``, and other rows do not count.
     """
     rows: dict[Adapter, list[Array]] = {}
     row = 0

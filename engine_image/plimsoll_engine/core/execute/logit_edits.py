@@ -1,8 +1,6 @@
 """Edit logits before sampling: biases, banned tokens and penalties.
 
-Most rows need no edits, and the others only a few. The host therefore collects the edits of each
-step as lists of (row, token) pairs. No state on the device can leak, or be wrong after a
-preemption.
+Most rows need no edits, so the host collects the edits of each step as (row, token) pairs.
 """
 
 from __future__ import annotations
@@ -16,11 +14,8 @@ import torch
 from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.messages.worker_ipc import Sampling
 
+# Finite, so that a banned token can still be sampled if no other token is allowed.
 BANNED_BIAS = -1e30
-"""Bias of a banned token.
-
-It is finite, so that a banned token can still be sampled if no other token is allowed.
-"""
 
 
 @dataclass(slots=True)
@@ -47,10 +42,7 @@ class LogitEdits:
         counts: TokenCounts | None,
         banned: Sequence[int] = (),
     ) -> None:
-        """Add the edits for ``row``, which samples the output token with index ``position``.
-
-        ``banned`` are tokens that must not be sampled.
-        """
+        """Add the edits for ``row``, which samples the output token with index ``position``."""
         if sampling.logit_bias:
             self._add_bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
         if position < sampling.min_tokens and (stops := set(sampling.stop_token_ids)):
@@ -67,12 +59,7 @@ class LogitEdits:
         self.bias_rows += [row] * (len(self.bias_tokens) - before)
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Edit ``logits`` float32 [rows, vocabulary] in place, in the same order as vLLM.
-
-        Biases are added first. The repetition penalty then divides positive logits and multiplies
-        the others. The frequency and presence penalties are subtracted last, as OpenAI defines
-        them.
-        """
+        """Edit ``logits`` float32 [rows, vocabulary] in place, in the same order as vLLM."""
         flat, size, device = logits.view(-1), logits.shape[-1], logits.device
         if self.bias_rows:
             tokens = torch.tensor(self.bias_tokens)

@@ -1,7 +1,7 @@
 """Select the rows for which the last layer computes its output.
 
 These are the rows that are sampled, verified or scored. For all other rows, the last layer computes
-only keys and values. A chunk that ends a prompt has one needed row, and other chunks have none.
+only keys and values.
 """
 
 from __future__ import annotations
@@ -12,23 +12,19 @@ import numpy as np
 
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
+# With fewer rows to skip, all rows are computed. Skipping needs six more small kernels, and a few
+# rows add little to the time for reading weights.
 MIN_ROWS_SAVED = 128
-"""Minimum number of rows to save. If fewer rows can be skipped, all rows are computed.
-
-Skipping needs six more small kernels, and a few rows add little to the time for reading weights.
-"""
 
 
 @dataclass(slots=True)
 class NeededRows:
     """Rows of a step whose hidden states are needed after the step, as arrays on the host.
 
-    See :class:`plimsoll_engine.kernels.step_plan.NeededPlan`.
-
     ``rows`` int32 [needed] are the indices of the needed rows. ``sequences`` int32 are the
-    sequences with needed rows; those with one needed row come first, and ``decodes`` is their
-    number. ``starts`` are the offsets of the sequences in ``rows``. ``longest`` is the maximum
-    number of needed rows of the other sequences. ``last`` and ``scored`` are as in
+    sequences with needed rows: first ``decodes`` sequences with one such row each. ``starts`` are
+    the offsets of the sequences in ``rows``. ``longest`` is the maximum number of needed rows of
+    the other sequences. ``last`` and ``scored`` are as in
     :class:`plimsoll_engine.messages.rank_ipc.Inputs`, but are indices into ``rows``.
     """
 
@@ -44,8 +40,8 @@ class NeededRows:
 def find_needed_rows(inputs: Inputs) -> NeededRows | None:
     """Return the rows for which the last layer computes its output; None means all rows.
 
-    If a row is needed, all later rows of its sequence are included, because attention expects query
-    rows at the end of the context. Every rank computes the same result.
+    All rows of a sequence after its first needed row are included, because attention expects query
+    rows at the end of the context.
     """
     ends = inputs.starts[1:]
     read = np.concatenate([inputs.last, inputs.scored])

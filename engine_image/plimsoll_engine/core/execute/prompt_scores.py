@@ -1,8 +1,6 @@
 """Compute log probabilities of prompt tokens, for requests with ``prompt_logprobs``.
 
-To score a row means to compute the log probability of the prompt token after it. All rows of a
-prompt except the last are scored. The output head processes a few rows at a time, so that device
-memory does not grow with the prompt.
+To score a row means to compute the log probability of the prompt token after it.
 """
 
 from __future__ import annotations
@@ -18,18 +16,16 @@ from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.messages.worker_ipc import PromptScores
 
+# Number of rows to score at a time, equal on all ranks. Their logits take 19 MiB with a vocabulary
+# of 152,000 tokens.
 MAX_SCORED_ROWS = 32
-"""Number of rows to score at a time, equal on all ranks.
-
-The logits of these rows take 19 MiB with a vocabulary of 152,000 tokens.
-"""
 
 
 class ScoredRows(NamedTuple):
     """Rows of one request that a step scores.
 
-    The first of them has the index ``row`` in the step, and belongs to token ``first`` of the
-    request. ``targets`` are the IDs of the tokens that follow the rows.
+    The first one has the index ``row`` in the step, and belongs to token ``first`` of the request.
+    ``targets`` are the IDs of the tokens that follow the rows.
     """
 
     request: Request
@@ -42,9 +38,8 @@ class ScoredRows(NamedTuple):
 class Scores:
     """Scores of the prompt tokens that follow each row.
 
-    ``chosen`` float32 [rows] are their log probabilities, and ``ranks`` int32 [rows] their ranks in
-    the vocabulary. ``top_ids`` int32 and ``top`` float32 [rows, largest requested number] are the
-    IDs and log probabilities of the likeliest tokens.
+    ``chosen`` float32 [rows] are log probabilities, and ``ranks`` int32 [rows] ranks in the
+    vocabulary. ``top_ids`` int32 and ``top`` float32 are [rows, largest requested number].
     """
 
     chosen: torch.Tensor
@@ -65,8 +60,8 @@ class LaunchedScores:
     References to requests are weak, because a request may end before the step does.
     """
 
+    # (request, position of the first scored token, number of scored tokens) for each request.
     parts: list[tuple[ref[Request], int, int]]
-    """(request, position of the first scored token, number of scored tokens) for each request."""
     scores: Scores
 
     def create_messages(self) -> list[PromptScores]:
@@ -120,8 +115,8 @@ def compute_scores(
 ) -> Scores:  # fmt: skip
     """Return the scores of the tokens ``targets`` int64 [rows], for ``hidden`` [rows, hidden].
 
-    The scores include the ``top_count`` likeliest tokens of each row. ``compute_logits`` may use
-    collectives, so every rank must call this function for the same rows.
+    The scores include the ``top_count`` likeliest tokens of each row. Every rank must call this
+    function for the same rows.
     """
     found = []
     for start in range(0, len(hidden), MAX_SCORED_ROWS):

@@ -1,8 +1,7 @@
 """Run the model on scheduled chunks, and return the next tokens of the requests.
 
-The runner launches a step, and reads its tokens later, when the next step may already be launched.
-A step needs one copy to the device and one copy back. With several ranks, the runner is on rank 0,
-and each of its calls also sends a command to the other ranks.
+It launches a step, and reads its tokens later. With several ranks, it is on rank 0, and each of its
+calls also sends a command to the other ranks.
 """
 
 from __future__ import annotations
@@ -38,16 +37,12 @@ from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
 from plimsoll_engine.models.model import MediaModel, Model
 
+# In a step with short prompts that runs as a decode step. The rows cost little, because reading the
+# weights takes most of the time.
 MAX_SHORT_STEP_ROWS = 64
-"""Maximum number of rows in a step with short prompts that runs as a decode step.
-
-The rows cost little, because reading the weights takes most of the time.
-"""
+# In a step with short prompts that runs as a decode step. In an 8B model, reading this many tokens
+# takes 0.7 ms on an H100 (64 MiB per layer).
 MAX_SHORT_STEP_CONTEXT = 16_384
-"""Maximum number of context tokens in a step with short prompts that runs as a decode step.
-
-In an 8B model, reading this many tokens takes 0.7 ms on an H100 (64 MiB per layer).
-"""
 
 
 class NextToken(NamedTuple):
@@ -72,19 +67,19 @@ class StepResult(NamedTuple):
 class InFlightStep:
     """Launched step whose tokens have not been read yet.
 
-    References to requests are weak, because a request may end before the step does. ``sampled`` has
-    one row for the next token of a request, and one for each of its ``drafts``.
+    ``sampled`` has one row for the next token of a request, and one for each of its ``drafts``.
+    References to requests are weak, because a request may end before the step does.
     """
 
     requests: list[ref[Request]]
     drafts: list[Sequence[int]]
     sampled: SampledTokens | None
+    # CUDA event that follows the copy of the tokens to the host; None on a CPU.
     copied: Any
-    """CUDA event that follows the copy of the tokens to the host; None on a CPU."""
     scored: LaunchedScores | None = None
 
     def collect_prompt_scores(self) -> list[PromptScores]:
-        """Wait for the step. Return the prompt log probabilities of requests that still exist."""
+        """Wait for the step, and return the prompt log probabilities of existing requests."""
         if self.scored is None:
             return []
         if self.copied is not None:
@@ -92,7 +87,7 @@ class InFlightStep:
         return self.scored.create_messages()
 
     def collect_results(self) -> list[StepResult]:
-        """Wait for the step. Return the next tokens of requests that still exist."""
+        """Wait for the step, and return the next tokens of existing requests."""
         if self.sampled is None:
             return []
         if self.copied is not None:
@@ -112,11 +107,12 @@ class InFlightStep:
 
 
 def count_valid_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many of the sampled ``tokens`` are valid: one more than the accepted drafts.
+    """Return the number of sampled ``tokens`` that are valid: one more than the accepted drafts.
 
-    ``tokens`` has one item more than ``drafts``. A draft is accepted if it equals the token sampled
-    at its position, and all drafts before it are accepted.
+    A draft is accepted if it and all drafts before it equal the sampled tokens.
     """
+    # This is rejection sampling with each draft as a point mass: after a rejection, the sampled
+    # token has the model's distribution without the draft.
     for number, (draft, token) in enumerate(zip(drafts, tokens, strict=False)):
         if draft != token:
             return number + 1
@@ -138,7 +134,6 @@ class Runner(Forward):
         super().__init__(model, num_blocks, block_size, memory, kv_dtype)
         self._leader = leader
         self.pools: list[rank_ipc.PoolReply] = []
-        """Descriptions of the KV pools of the other ranks."""
         if leader is not None:
             shared = memory is not None
             command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
@@ -157,10 +152,7 @@ class Runner(Forward):
     def capture_graphs(
         self, max_rows: int, max_blocks: int, deferred: bool = False, max_prompt_tokens: int = 0
     ) -> None:
-        """Capture graphs on all ranks at the same time, because graphs contain collectives.
-
-        See :meth:`Forward.capture_graphs`.
-        """
+        """Capture graphs on all ranks at the same time, because graphs contain collectives."""
         command = rank_ipc.PrepareGraphs(max_rows, max_blocks, deferred, max_prompt_tokens)
         with self._run_on_ranks(command):
             super().capture_graphs(max_rows, max_blocks, deferred, max_prompt_tokens)
@@ -185,8 +177,8 @@ class Runner(Forward):
     def launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
         """Launch a step that samples a token for each chunk with the newest token of its request.
 
-        Raises :class:`plimsoll_engine.errors.RanksLostError` if the step fails with several ranks.
-        Any other exception affects only this step.
+        Raises RanksLostError if the step fails with several ranks. Any other exception affects only
+        this step.
         """
         chunks = sorted(chunks, key=get_row_order)
         ending = [chunk for chunk in chunks if chunk.has_newest_token]
@@ -217,11 +209,8 @@ class Runner(Forward):
         return self._copy_to_host(ending, sampled, prompt_scores)
 
     def _has_short_prompts(self, chunks: Sequence[Chunk]) -> bool:
-        """Report whether the prompts are short enough to be computed as a captured decode step.
-
-        This saves the launches of single kernels, which would take the host longer than the
-        computation.
-        """
+        # Such prompts run as a captured decode step. This saves the launches of single kernels,
+        # which would take the host longer than the computation.
         rows = sum(chunk.rows for chunk in chunks)
         if self.graphs is None or rows > MAX_SHORT_STEP_ROWS or not self.graphs.has_graph(rows):
             return False
@@ -242,11 +231,8 @@ class Runner(Forward):
     def _sample_tokens(
         self, inputs: Inputs, chunks: Sequence[Chunk], sampling_plan: SamplingPlan
     ) -> SampledTokens | Exception | None:
-        """Compute the step. Return the sampled tokens; None if no row is sampled.
-
-        If sampling fails, return the exception. The other ranks then still receive tokens, so that
-        the failure affects only this step.
-        """
+        # None if no row is sampled. If sampling fails, the exception is returned, because the other
+        # ranks must still receive tokens.
         tokens, logits = self.compute(inputs, chunks)
         # The tokens may be in a graph's memory. All readers are launched before the next replay.
         if tokens is not None and inputs.greedy:

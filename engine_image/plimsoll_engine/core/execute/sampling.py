@@ -1,9 +1,7 @@
 """Sample the next token of each row of logits.
 
-The random noise for output token i of a request depends only on (seed, i) and on token IDs, see
-kernels/draw.py. The same request therefore gets the same tokens in any batch, on any device, and
-after a preemption or restart. Each row is only processed as far as it needs: greedy rows need only
-an argmax, and rows without filters are not sorted.
+The random noise for output token i of a request depends only on (seed, i) and on token IDs. The
+same request therefore gets the same tokens in any batch, on any device, and after a restart.
 """
 
 from __future__ import annotations
@@ -23,22 +21,21 @@ from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.draw import compute_noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
+# Maximum number of logits to filter at once. Filtering needs several float64 copies of them.
 MAX_WORKSPACE_ELEMENTS = 1 << 23
-"""Maximum number of logits to filter at once. Filtering needs several float64 copies of them."""
 INT32_BITS = 32
+# For a row without a finite and allowed logit.
 NO_TOKEN = -1
-"""Token ID of a row for which no token could be sampled, because no logit is finite or allowed."""
+# Sampling is greedy below this temperature, as in vLLM. Dividing by it could overflow.
 MIN_SAMPLING_TEMPERATURE = 1e-5
-"""Temperature below which sampling is greedy, as in vLLM. Dividing by it could overflow."""
 
 
 class SamplingRow(NamedTuple):
     """Sampling parameters and state of one row.
 
     ``position`` is the number of output tokens so far. ``counts`` are the token counts for
-    penalties; None without penalties. ``allowed`` is the bit mask of tokens that may be sampled:
-    token t is bit t % 32 of the little-endian int32 word t // 32. ``banned`` are tokens that would
-    complete a bad word.
+    penalties. ``allowed`` is the bit mask of tokens that may be sampled: token t is bit t % 32 of
+    the little-endian int32 word t // 32. ``banned`` are tokens that would complete a bad word.
     """
 
     sampling: Sampling
@@ -49,10 +46,7 @@ class SamplingRow(NamedTuple):
 
 
 def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
-    """Return the row that samples the next token after the output of ``request``.
-
-    ``drafts`` count as part of the output.
-    """
+    """Return the row that samples the next token after the output of ``request`` and ``drafts``."""
     allowed = request.allowed if request.matcher is None else request.matcher.mask
     counts = request.counts
     if counts is not None and drafts:
@@ -65,11 +59,7 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
 
 @dataclass(slots=True)
 class _RandomRows:
-    """Rows whose tokens are drawn at random.
-
-    ``parameters`` are (1 / temperature, top_k, top_p, min_p).
-    """
-
+    # ``parameters`` are (1 / temperature, top_k, top_p, min_p).
     rows: list[int] = field(default_factory=list)
     parameters: list[tuple[float, float, float, float]] = field(default_factory=list)
     keys: list[tuple[int, int]] = field(default_factory=list)
@@ -77,10 +67,7 @@ class _RandomRows:
 
 @dataclass(slots=True)
 class SamplingPlan:
-    """Rows of a step, grouped by sampling method.
-
-    The host creates the plan before the logits are computed.
-    """
+    """Rows of a step, grouped by sampling method."""
 
     edits: LogitEdits = field(default_factory=LogitEdits)
     plain: _RandomRows = field(default_factory=_RandomRows)
@@ -103,11 +90,10 @@ class SamplingPlan:
 class SampledTokens:
     """Sampled tokens, and the requested log probabilities.
 
-    ``tokens`` int64 [rows] is on the device of the logits, and contains NO_TOKEN for rows without a
-    token. For the n rows with log probabilities, ``chosen`` float32 [n] are those of the sampled
-    tokens. ``top_ids`` int64 and ``top`` float32 [n, largest requested number] are the IDs and log
-    probabilities of the likeliest tokens. For the m rows whose request lists token IDs,
-    ``named_values`` float32 [m, length of the longest list] are their log probabilities.
+    ``tokens`` int64 [rows] contains NO_TOKEN for rows without a token. For the n rows with log
+    probabilities, ``chosen`` float32 [n] are those of the sampled tokens. ``top_ids`` int64 and
+    ``top`` float32 [n, largest requested number] are the likeliest tokens. For the m rows whose
+    request lists token IDs, ``named_values`` float32 is [m, length of the longest list].
     """
 
     tokens: torch.Tensor
@@ -200,7 +186,7 @@ def plan_sampling(rows: Sequence[SamplingRow]) -> SamplingPlan:
 def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
     """Sample the next token of each row of ``logits`` [rows, vocabulary].
 
-    The logits may have any floating-point dtype, and may be overwritten.
+    ``logits`` may be overwritten.
     """
     raw = None
     if sampling_plan.logprob_rows:
@@ -236,10 +222,7 @@ def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
 def _add_named_logprobs(
     sampled: SampledTokens, raw: torch.Tensor, sampling_plan: SamplingPlan
 ) -> None:
-    """Add the log probabilities of the token IDs that requests list to ``sampled``.
-
-    ``raw`` are the log probabilities of all tokens, in the rows that request log probabilities.
-    """
+    # ``raw`` are the log probabilities of all tokens, in the rows that request log probabilities.
     if not sampling_plan.named_rows:
         return
     most = max(map(len, sampling_plan.named))
@@ -254,7 +237,6 @@ def _add_named_logprobs(
 
 
 def _apply_masks(logits: torch.Tensor, sampling_plan: SamplingPlan) -> None:
-    """Set the logits of tokens that a row's mask does not allow to minus infinity."""
     if not sampling_plan.masked_rows:
         return
     # A shorter mask does not allow the tokens beyond its end.
@@ -278,10 +260,7 @@ def _draw(logits: torch.Tensor, parameters: torch.Tensor, keys: torch.Tensor) ->
 def _draw_filtered(
     logits: torch.Tensor, parameters: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
-    """Draw one token per row after filtering with top_k, min_p and top_p.
-
-    As in vLLM, top_p is a share of the probability that remains after top_k and min_p.
-    """
+    # As in vLLM, top_p is a share of the probability that remains after top_k and min_p.
     scale, top_k, top_p, min_p = parameters.unsqueeze(-1).unbind(dim=1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = ordered.float() * scale

@@ -1,12 +1,7 @@
 """Compile grammars for structured output with llguidance, outside the worker's loop.
 
-A grammar that is not cached is compiled twice. The first compilation is a trial in a process with
-limits of CPU time and memory (:mod:`plimsoll_engine.core.grammar.trial`). If it succeeds, a thread
-of the worker compiles the grammar again, at about the same cost. llguidance releases the
-interpreter's lock, so streams continue meanwhile.
-
-:mod:`plimsoll_engine.core.grammar.queue` orders the compilations.
-:mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens.
+A new grammar is compiled twice: first as a trial in a process with limits of CPU time and memory,
+then in a thread of the worker.
 """
 
 from __future__ import annotations
@@ -51,59 +46,46 @@ from plimsoll_engine.process import host_memory
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+# Each tenant has at most one.
 MAX_COMPILATIONS = 2
-"""Maximum number of concurrent compilations. Each tenant has at most one."""
 GRAMMAR_CACHE_BYTES = 64 << 20
-"""Capacity of the cache of compiled grammars."""
+# Minimum size to record for a compiled grammar, because trials may measure too little. Measured
+# with mallinfo2 and a vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes per character.
 MIN_COMPILED_BYTES, MIN_COMPILED_BYTES_PER_CHARACTER = 96 << 10, 128
-"""Minimum size to record for a compiled grammar, because trials may measure too little.
-
-Measured with mallinfo2 and a vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes per
-character.
-"""
+# Memory of the token trie per byte of tokenizer.json. Measured: 97 MB for 4.9 MB (mallinfo2).
 TOKENIZER_BYTES_PER_FILE_BYTE = 20
-"""Memory of the token trie per byte of tokenizer.json. Measured: 97 MB for 4.9 MB (mallinfo2)."""
+# An entry without its message was estimated for CPython 3.11 and rounded up.
 REFUSAL_CACHE_BYTES, REFUSAL_ENTRY_BYTES = 64 << 10, 400
-"""Capacity of the cache of refused grammars, and the size of an entry without its message.
 
-The size was estimated for CPython 3.11 and rounded up.
-"""
-
+# Represents a space in tokens of SentencePiece tokenizers.
 SENTENCEPIECE_SPACE = "\u2581"
-"""Character that represents a space in tokens of SentencePiece tokenizers."""
 
 PARSER_LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
     verbose_errors=False,  # verbose errors are long and describe internals of the parser
 )
 
+# The whitespace pattern permits indentation, but not endless spaces.
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
-"""Options for JSON schemas. The whitespace pattern permits indentation, but not endless spaces."""
 
+# Strings, regular expressions, comments, token names and schemas in Lark text. Group 1 is the name
+# of a token, group 2 the beginning of a schema, and group 3 the end of an empty schema.
 _LARK_TOKEN_PATTERN = re.compile(
     r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
 )
-"""Pattern of the strings, regular expressions, comments, token names and schemas in Lark text.
 
-Group 1 is the name of a token, group 2 the beginning of a schema, and group 3 the end of an empty
-schema.
-"""
-
+# llguidance's errors in Lark grammars: the line number and the error.
 _LARK_ERROR_PATTERN = re.compile(
     r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?=\n *\d+ \| |\Z)", re.DOTALL
 )
-"""Pattern of llguidance's errors in Lark grammars. Its groups are the line number and the error."""
 
 GrammarKey = tuple[str, str]
+# A lack of processes, files, memory or threads causes these errors, not the grammar.
 _RESOURCE_ERRORS = (TrialFailedError, OSError, MemoryError, RuntimeError)
-"""Errors that a lack of processes, files, memory or threads causes, not the grammar."""
 
 
 class GrammarError(ValueError):
-    """The grammar in the request field ``field`` cannot be used.
-
-    ``unavailable`` means that the grammar may be valid, but cannot be compiled now.
-    """
+    """The grammar in the request field ``field`` cannot be used, or not now if ``unavailable``."""
 
     def __init__(self, field: str, reason: str, is_unavailable: bool = False) -> None:
         super().__init__(f"{field}: {reason}")
@@ -115,8 +97,8 @@ class GrammarError(ValueError):
 class Vocabulary:
     """Token trie of a checkpoint, for which grammars are compiled.
 
-    ``added`` maps the text of added tokens to their IDs. Building the trie of a large vocabulary
-    takes a second and holds the interpreter's lock, so all workers share one trie.
+    Building a large trie takes a second and holds the interpreter's lock, so all workers share one.
+    ``added`` maps the text of added tokens to their IDs.
     """
 
     def __init__(
@@ -133,8 +115,7 @@ class Vocabulary:
     def load(cls, model: Path) -> Vocabulary | None:
         """Return the vocabulary of the checkpoint in ``model``.
 
-        Return None if llguidance cannot read tokenizer.json, or if there is no end token. The
-        engine then refuses requests with grammars, and serves all others.
+        Return None if llguidance cannot read tokenizer.json, or if there is no end token.
         """
         try:
             checkpoint = Checkpoint.read(model)
@@ -176,8 +157,7 @@ CompilationOutcome = Matcher | GrammarError | GrammarServerLostError
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _CompilationJob:
-    """Compilation for one request. ``future`` is None until it starts."""
-
+    # ``future`` is None until the compilation starts.
     number: int
     grammar: Grammar
     output_ids: list[int]
@@ -206,12 +186,12 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._queue = GrammarQueue(MAX_COMPILATIONS)
+        # By request ID.
         self._jobs: dict[str, _CompilationJob] = {}
-        """Compilation of each request, by request ID."""
         self._numbers = itertools.count()
         self._queued: dict[int, _CompilationJob] = {}
+        # By number. Some of their requests may have been aborted.
         self._in_progress: dict[int, _CompilationJob] = {}
-        """Compilations in progress, by number. Some of their requests may have been aborted."""
         self.masks = MaskThreads(COMPILER_STACK_BYTES)
 
     def __len__(self) -> int:
@@ -260,8 +240,7 @@ class GrammarCompiler:
     def refuse_overdue(self, matcher: Matcher) -> GrammarError:
         """Return the error for a request whose ``matcher`` took too long to compute a mask.
 
-        If it has used up its CPU time, and has not only waited for a CPU, the compiler also refuses
-        the grammar in later requests.
+        If the mask has used up its CPU time, the grammar is also refused in later requests.
         """
         if not self.masks.has_used_cpu_time(matcher):
             why = (
@@ -277,11 +256,11 @@ class GrammarCompiler:
         return GrammarError(matcher.field, why)
 
     def _cache_refusal(self, key: GrammarKey, reason: str) -> None:
-        """Refuse the grammar ``key`` from now on because of ``reason``. Call with the lock held."""
+        # Call with the lock held.
         self._refused.put(_digest(key), reason, REFUSAL_ENTRY_BYTES + len(reason))
 
     def flush(self) -> int:
-        """Remove all compiled grammars from the cache. Return the freed memory in bytes."""
+        """Remove all compiled grammars from the cache, and return the freed memory in bytes."""
         with self._lock:
             held = self._cache.used
             self._cache.evict(held)
@@ -357,10 +336,7 @@ class GrammarCompiler:
     # ---- in a thread
 
     def _run_job(self, job: _CompilationJob) -> CompilationOutcome:
-        """Compile the grammar of ``job``, and measure the time. Return the matcher or the error.
-
-        Errors are returned, because the traceback of a raised error would keep ``job`` alive.
-        """
+        # Errors are returned, because the traceback of a raised error would keep ``job`` alive.
         begun = time.monotonic()
         try:
             return self._create_matcher(job)
@@ -395,7 +371,7 @@ class GrammarCompiler:
         return found
 
     def _get_compiled_grammar(self, key: GrammarKey, job: _CompilationJob) -> tuple[LLMatcher, int]:
-        """Return the compiled grammar and its size in bytes. The caller must copy the grammar."""
+        # Also returns the size in bytes. The caller must copy the grammar.
         grammar = job.grammar
         size = MIN_COMPILED_BYTES + MIN_COMPILED_BYTES_PER_CHARACTER * len(grammar.text)
         with self._lock:
@@ -414,10 +390,8 @@ class GrammarCompiler:
         return compiled, size
 
     def _run_trial(self, key: GrammarKey, job: _CompilationJob) -> int:
-        """Compile the grammar in a trial. Return the compiled size in bytes; 0 without trials.
-
-        Raises GrammarError if the trial refuses the grammar.
-        """
+        # Returns the compiled size in bytes; 0 without trials. Raises GrammarError if the trial
+        # refuses the grammar.
         if self._trials is None or self._vocabulary is None:
             return 0
         verdict = job.trial.run(self._trials, job.grammar)
@@ -440,11 +414,8 @@ class GrammarCompiler:
 
 
 def _create_schema_error(grammar: Grammar, reason: str) -> GrammarError:
-    """Return the error for a refused ``grammar``.
-
-    The engine itself creates the grammar of a forced tool call, so clients do not know it. Its
-    error names the tool's schema instead of a line of the grammar.
-    """
+    # The engine itself creates the grammar of a forced tool call, so clients do not know it. Its
+    # error names the tool's schema instead of a line of the grammar.
     found = _LARK_ERROR_PATTERN.match(reason) if grammar.tool_fields else None
     if found is None:
         return GrammarError(grammar.field, reason)
@@ -471,22 +442,17 @@ def _get_job_outcome(job: _CompilationJob) -> Matcher | GrammarError:
 
 
 def _split_merge(merge: str | list[str]) -> tuple[str, str, str]:
-    """Return the two tokens that ``merge`` joins, and the resulting token."""
+    # The third string is the token that results from the merge of the first two.
     first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
     return first, second, first + second
 
 
 def _convert_tokenizer(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
-    """Return ``tokenizer`` as JSON for llguidance, and the IDs of its added tokens by text.
-
-    Output text must not be mistaken for an added token: ``<|im_end|>`` in a JSON string would end
-    the output. Each added token therefore becomes special, with a name that no text contains.
-
-    Some added tokens stay as they are, because a grammar may need their text. One kind is
-    whitespace. The other kind is tokens that are not special, if the vocabulary has no tokens for
-    single bytes. IDs without a token get one, because llguidance derives the vocabulary size from
-    the largest ID.
-    """
+    # Output text must not be mistaken for an added token: ``<|im_end|>`` in a JSON string would end
+    # the output. Each added token therefore becomes special, with a name that no text contains.
+    # Whitespace stays, because a grammar may need its text. So do tokens that are not special, if
+    # the vocabulary has no tokens for single bytes. IDs without a token get one, because llguidance
+    # derives the vocabulary size from the largest ID.
     content = json.loads(tokenizer.to_str())
     model, added = content["model"], content["added_tokens"]
     numbers = {one["content"]: one["id"] for one in added}
@@ -543,11 +509,8 @@ def _convert_grammar(grammar: Grammar, added: Mapping[str, int]) -> str:
 
 
 def _convert_lark(text: str, added: Mapping[str, int]) -> str:
-    """Return the Lark grammar ``text`` for llguidance.
-
-    Token names such as ``<|im_end|>`` are replaced by their IDs. Schemas without options get
-    :data:`JSON_OPTIONS`.
-    """
+    # Token names such as ``<|im_end|>`` are replaced by their IDs. Schemas without options get
+    # JSON_OPTIONS.
     options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
 
     def replace_match(found: re.Match[str]) -> str:

@@ -1,14 +1,7 @@
 """Compute masks (the allowed next tokens of requests with grammars) in threads beside the steps.
 
-:mod:`plimsoll_engine.core.execute.sampling` applies the masks to the logits.
-
-A mask usually takes a millisecond, but a malicious grammar can make it take seconds, because
-llguidance limits only the number of parser items. A step therefore waits only briefly for masks,
-and requests whose mask is not ready skip the step.
-
-If a mask takes more than :data:`MAX_MASK_CPU_S`, its request ends with an error. Its thread cannot
-be stopped. It continues at the lowest priority until llguidance's limits end it, and another thread
-replaces it.
+A malicious grammar can make a mask take seconds. A step therefore waits only briefly for masks, and
+requests whose mask is not ready skip the step.
 """
 
 from __future__ import annotations
@@ -22,33 +15,30 @@ from typing import Final
 
 from llguidance import LLMatcher
 
+# Longest wait of a step. Masks of typical schemas and expressions take 0.1 to 5 ms with a
+# vocabulary of 150,000 tokens.
 MASK_WAIT_S = 0.01
-"""Longest wait of a step for masks.
-
-Masks of typical schemas and expressions take 0.1 to 5 ms with a vocabulary of 150,000 tokens.
-"""
 MAX_MASK_CPU_S = 0.5
-"""Maximum CPU time to compute one mask."""
+# Limit for computing one mask, and for waiting for a thread.
 MAX_MASK_WALL_S = 10.0
-"""Maximum wall-clock time to compute one mask, and maximum time to wait for a thread."""
+# Not counting threads with slow masks.
 MAX_FAST_MASK_THREADS = 2
-"""Maximum number of threads, not counting those with slow masks."""
+# Including threads with slow masks.
 MAX_MASK_THREADS = 8
-"""Maximum number of threads, including those with slow masks."""
+# With more, new masks of the tenant wait.
 MAX_SLOW_MASKS_PER_TENANT = 2
-"""Maximum number of slow masks of a tenant. With more, new masks of the tenant wait."""
 
 MAX_ERROR_CHARACTERS = 500
+# llguidance's messages advise an option that the engine's API does not have.
 _COERCE_ONE_OF_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
-"""Advice in llguidance's messages about an option that the engine's API does not have."""
 
 
 class Matcher:
-    """State of a request's output in its grammar. ``key`` is the kind and the text of the grammar.
+    """State of a request's output in its grammar.
 
     ``mask`` has one bit per token, little-endian, which is set if the token may come next. While
-    ``busy`` is true, it is still the mask for the previous token. ``bytes`` is the size of the
-    compiled grammar. If ``error`` is not None, the request must end.
+    ``busy`` is true, it is still the mask for the previous token. If ``error`` is not None, the
+    request must end.
     """
 
     __slots__ = (
@@ -74,18 +64,15 @@ class Matcher:
         self.key = key
         self.mask = b""
         self.error: str | None = None
+        # Whether the output is a complete text of the grammar, after which no token may follow.
         self.complete = False
-        """Whether the output is a complete text of the grammar, after which no token may follow."""
         self.busy = False
+        # Whether the mask takes longer than MASK_WAIT_S. Steps do not wait for it.
         self.slow = False
-        """Whether the mask takes longer than :data:`MASK_WAIT_S`. Steps do not wait for it."""
         self.update_mask()
 
     def consume_token(self, token_id: int) -> None:
-        """Advance by one output token, and compute the next mask.
-
-        Do nothing once the output is complete.
-        """
+        """Advance by one output token, and compute the next mask."""
         if self.complete:
             return
         self._matcher.consume_token(token_id)
@@ -111,11 +98,7 @@ def shorten_error(message: str) -> str:
 
 
 class _MaskThread(threading.Thread):
-    """Thread that advances one matcher at a time.
-
-    ``job`` is the matcher that the thread works on. Only the worker's loop may access it.
-    """
-
+    # ``job`` is the matcher that the thread works on. Only the worker's loop may access it.
     def __init__(self, finished: SimpleQueue[_MaskThread]) -> None:
         super().__init__(name="grammar mask", daemon=True)
         self._inbox: SimpleQueue[tuple[Matcher, int] | None] = SimpleQueue()
@@ -130,7 +113,6 @@ class _MaskThread(threading.Thread):
         self._inbox.put((matcher, token_id))
 
     def read_cpu_s(self) -> float:
-        """Return the CPU time of this thread in seconds."""
         assert self.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
 
@@ -155,23 +137,20 @@ class MaskThreads:
         self._stack_bytes = stack_bytes
         self._threads: list[_MaskThread] = []
         self._idle: list[_MaskThread] = []
+        # (matcher, token, start of the wait).
         self._waiting: list[tuple[Matcher, int, float]] = []
-        """Waiting matchers, each with its token and the time since which it waits."""
         self._done: SimpleQueue[_MaskThread] = SimpleQueue()
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
-        """Advance ``matcher`` by a token in a thread. It is ``busy`` until the mask is ready.
-
-        If no thread is free, the matcher waits for one.
-        """
+        """Advance ``matcher`` by a token in a thread. It is ``busy`` until the mask is ready."""
         matcher.busy = True
         self._waiting.append((matcher, token_id, time.monotonic()))
         self._assign_waiting_matchers()
 
     def wait_for_masks(self, timeout_s: float, is_idle: bool = False) -> None:
-        """Wait up to ``timeout_s`` seconds for masks that are not slow. Mark late masks as slow.
+        """Wait up to ``timeout_s`` seconds for masks, and mark late ones as slow.
 
-        If ``is_idle``, also wait until one slow mask is ready.
+        Slow masks are not awaited, except one if ``is_idle``.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -193,8 +172,7 @@ class MaskThreads:
     def give_up_if_overdue(self, matcher: Matcher) -> bool:
         """Give up ``matcher`` if its time is used up. Return whether it was given up.
 
-        A matcher that still waits for a thread gets none. A thread that works on the matcher cannot
-        be stopped, and continues at the lowest priority.
+        Its thread cannot be stopped, so it continues at the lowest priority.
         """
         thread = self._find_thread(matcher)
         if thread is None:
@@ -245,7 +223,7 @@ class MaskThreads:
         self._assign_waiting_matchers()
 
     def _assign_waiting_matchers(self) -> None:
-        """Assign waiting matchers to free threads, the longest waiting first."""
+        # The longest waiting first.
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
             thread = None if self._has_max_slow_masks(matcher.tenant) else self._get_free_thread()

@@ -1,9 +1,7 @@
 """Order grammar compilations fairly between tenants, and between small and large grammars. Pure.
 
-A tenant has at most one compilation in progress. The next compilation is that of the waiting tenant
-whose previous compilations took the least time in total. The same rule decides between the small
-and the large grammars of one tenant, so that a short expression does not wait for thirty long ones.
-When a tenant returns, its time starts at the lowest time of the other tenants.
+The next compilation is that of the waiting tenant whose compilations took the least time. The same
+rule decides between the small and the large grammars of a tenant.
 """
 
 from __future__ import annotations
@@ -12,15 +10,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 MAX_SMALL_GRAMMAR_CHARACTERS = 4 << 10
-"""Maximum length of a small grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedCompilation:
-    """Compilation in the queue.
-
-    ``large`` means that the grammar is longer than :data:`MAX_SMALL_GRAMMAR_CHARACTERS`.
-    """
+    """Compilation in the queue; ``large`` if longer than :data:`MAX_SMALL_GRAMMAR_CHARACTERS`."""
 
     compilation_number: int
     tenant: str
@@ -28,15 +22,12 @@ class QueuedCompilation:
 
 
 class GrammarQueue:
-    """Queue of compilations, identified by numbers.
-
-    At most ``slots`` compilations are in progress at a time.
-    """
+    """Queue of compilations, identified by numbers, of which ``max_in_progress`` run at a time."""
 
     def __init__(self, max_in_progress: int) -> None:
         self._slots = max_in_progress
+        # In the order of arrival.
         self._waiting: dict[int, QueuedCompilation] = {}
-        """Waiting compilations by number, in the order of arrival."""
         self._in_progress: dict[int, QueuedCompilation] = {}
         self._seconds: dict[str, float] = {}
         self._seconds_of: defaultdict[tuple[str, bool], float] = defaultdict(float)

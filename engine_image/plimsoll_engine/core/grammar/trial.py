@@ -1,13 +1,7 @@
 """Try to compile new grammars in a process with limits of CPU time and memory.
 
-llguidance limits the number of items and states, but not the time: 64 KiB of text can take minutes.
-Each new grammar is therefore first compiled in a trial. If the trial succeeds, the worker compiles
-the grammar itself.
-
-At its start, while it has one thread and no CUDA context, the worker forks a server. The server
-forks a process for each trial. The process shares the token trie, compiles the grammar, reports its
-size, and exits. The worker exits if the server exits, and the server and all trials exit if the
-worker exits.
+llguidance does not limit the time: 64 KiB of text can take minutes. At its start, while it has one
+thread and no CUDA context, the worker forks a server, which forks a process for each trial.
 """
 
 from __future__ import annotations
@@ -30,24 +24,18 @@ from plimsoll_engine.errors import GrammarServerLostError
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process.parent_death import die_with_parent
 
+# A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, vocabulary of 150,000 tokens).
 MAX_TRIAL_CPU_S = 2
-"""Maximum CPU time of a trial.
-
-A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, vocabulary of 150,000 tokens).
-"""
+# Ends trials on an overloaded machine.
 TRIAL_TIMEOUT_S = 20.0
-"""Maximum wall-clock time of a trial, which ends trials on an overloaded machine."""
+# Memory that a trial does not share with the worker. At most 57 MiB were measured.
 MAX_TRIAL_BYTES = 256 << 20
-"""Maximum memory that a trial does not share with the worker. At most 57 MiB were measured."""
+# The compiler recurses for each link in a chain of rules, and a stack overflow ends the process. A
+# chain of 8,000 rules (64 KiB of text) needs between 8 and 32 MiB. Only the used part of the stack
+# takes memory.
 COMPILER_STACK_BYTES = 256 << 20
-"""Stack size of the threads that compile grammars or compute masks.
-
-The compiler recurses for each link in a chain of rules, and a stack overflow ends the process. A
-chain of 8,000 rules (64 KiB of text) needs between 8 and 32 MiB. Only the used part of the stack
-takes memory.
-"""
+# Streams get the CPU first.
 TRIAL_NICENESS = 10
-"""Niceness of trials and compiling threads, so that streams get the CPU first."""
 
 TRIAL_ENDED_MESSAGE = (
     "the process that compiled the grammar was killed, probably for lack of memory: send the"
@@ -60,10 +48,7 @@ OVER_LIMITS_MESSAGE = (
 
 
 class TrialFailedError(Exception):
-    """The trial has no result: its process did not start, got no CPU time, or was killed.
-
-    The grammar may be valid.
-    """
+    """The trial has no result: its process did not start, got no CPU time, or was killed."""
 
 
 class TrialPassed(msgspec.Struct, tag="passed"):
@@ -73,7 +58,7 @@ class TrialPassed(msgspec.Struct, tag="passed"):
 
 
 class GrammarRefused(msgspec.Struct, tag="refused"):
-    """Result of a trial that refused the grammar. ``permanent`` means that it always will."""
+    """Result of a trial that refused the grammar, now or always if ``permanent``."""
 
     message: str
     permanent: bool = False
@@ -85,16 +70,11 @@ class _TrialStarted(msgspec.Struct, tag="begun"):
 
 
 class _TrialDied(msgspec.Struct, tag="died"):
-    """Message that the trial's process ended without a result.
-
-    ``code`` is the exit code, or the negative number of the signal that killed the process.
-    """
-
+    # ``code`` is the exit code, or the negative number of the signal that killed the process.
     code: int
 
 
 CompileTrial = Callable[[Grammar], TrialPassed | GrammarRefused]
-"""Function that compiles a grammar in a trial's process."""
 
 _message_decoder = msgspec.msgpack.Decoder(
     _TrialStarted | TrialPassed | GrammarRefused | _TrialDied
@@ -239,7 +219,6 @@ class TrialServer:
 
 
 def _serve(control: socket.socket, compile_grammar: CompileTrial) -> None:
-    """Fork a process for each trial, until the worker closes the connection."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     children: dict[int, tuple[int, socket.socket]] = {}
@@ -335,7 +314,7 @@ def _set_limits() -> None:
 
 
 def _read_resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes; 0 if it has exited."""
+    # 0 if the process has exited.
     try:
         fields = Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:

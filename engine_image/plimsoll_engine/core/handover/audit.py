@@ -1,8 +1,4 @@
-"""Validate the block tables of a handover message. Pure.
-
-In valid tables, all blocks exist, and requests share a block only if all their tokens up to its end
-are equal.
-"""
+"""Validate the block tables of a handover message. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from plimsoll_engine.messages.handover import (
     PoolLayout,
 )
 
+# These fields of PoolLayout differ only between different models.
 MODEL_FIELDS = ("weights", "dtype", "shape")
-"""Fields of :class:`PoolLayout` that differ only between different models."""
 
 
 def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:

@@ -1,8 +1,7 @@
 """Hand over the KV blocks of running requests to the next worker in a planned restart.
 
 The handover message has a block table for each request: its blocks, the hashes of its tokens, and
-the checksums of the blocks. The next worker reads the message in
-:mod:`plimsoll_engine.core.handover.inheritance`.
+the checksums of the blocks.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from plimsoll_engine.messages.handover import BlockTable, Handover, PoolLayout
 def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     """Return the handover message with the block tables of the requests of ``engine``.
 
-    No step may be in progress. Raises
-    :class:`plimsoll_engine.messages.handover.HandoverRefusedError` if the message would be too
-    large.
+    No step may be in progress. Raises HandoverRefusedError if the message would be too large.
     """
     exported = [request for request in engine.requests.values() if _can_export(request, engine)]
     exported.sort(key=lambda request: (request.place is None, request.place))
@@ -49,7 +46,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
 
 
 def _can_export(request: Request, engine: EngineCore) -> bool:
-    """Report whether the host knows all tokens of ``request`` and a client waits for them."""
+    # The host must know all tokens of ``request``, and a client must wait for them.
     known = request.in_flight.is_empty
     return known and request.computed > 0 and request.request_id not in engine.abandoned
 

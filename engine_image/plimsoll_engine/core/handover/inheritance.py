@@ -1,9 +1,7 @@
 """Inherit the KV blocks of the previous worker's requests in a planned restart.
 
-Only blocks in the tables of the handover message are kept, see
-:mod:`plimsoll_engine.core.handover.export`. All other blocks are free. A table is kept until the
-frontend submits its request again. The request gets the table only if the blocks were computed for
-the same tokens.
+A table is kept until the frontend submits its request again. The request gets the table only if the
+blocks were computed for the same tokens.
 """
 
 from __future__ import annotations
@@ -24,12 +22,9 @@ from plimsoll_engine.messages.handover import (
     PoolLayout,
 )
 
+# Unclaimed tables are then released. The time begins with the worker's first step, because a busy
+# machine can delay the worker's start.
 CLAIM_TIMEOUT_S = 10.0
-"""Time after which unclaimed tables are released.
-
-It begins with the worker's first step, because a busy machine can delay the worker's start. The
-frontend usually submits carried-over requests at once.
-"""
 
 
 def validate_tables(
@@ -70,17 +65,14 @@ class Inheritance:
     def __init__(self, tables: Sequence[BlockTable], pool: BlockPool) -> None:
         self._tables = {table.request_id: table for table in tables}
         self._pool = pool
+        # Time of the first call of release_expired_tables().
         self._since: float | None = None
-        """Time of the first call of :meth:`release_expired_tables`; None before that."""
         self.adopted: list[str] = []
+        # Reason why a request did not get its table, by request ID.
         self.refused: dict[str, str] = {}
-        """Reason why a request did not get its table, by request ID."""
 
     def release_expired_tables(self) -> None:
-        """Release unclaimed tables after :data:`CLAIM_TIMEOUT_S`. Call this between steps.
-
-        :attr:`refused` contains the reasons until the frontend queries them.
-        """
+        """Release unclaimed tables after :data:`CLAIM_TIMEOUT_S`. Call this between steps."""
         now = time.monotonic()
         if self._since is None:
             self._since = now

@@ -1,13 +1,7 @@
 """Record of the media that are encoded, and of the requests that need their encoder outputs.
 
 The scheduler keeps this record, and the runner stores the outputs. Requests with the same image or
-audio clip share an entry, which exists as long as one of them needs it. Usually, that is until the
-placeholder tokens are computed. In an encoder-decoder model, it is until the request ends. Only
-running requests have entries, so the budget is always returned.
-
-A step frees outputs before it creates new ones. Outputs that step N releases are therefore freed in
-step N + 1 or later, or when the engine becomes idle. An output that is created and released in the
-same step would otherwise be freed before it exists, and then never again.
+audio clip share an entry.
 """
 
 from __future__ import annotations
@@ -24,8 +18,8 @@ class EncoderCacheEntry:
     """Image or audio clip: the size of its encoder output in tokens, and who needs the output."""
 
     tokens: int
+    # IDs of the requests that need the output.
     holders: set[str] = field(default_factory=set)
-    """IDs of the requests that need the output."""
 
 
 class EncoderCache:
@@ -41,11 +35,11 @@ class EncoderCache:
         self.used = 0
         self.entries: dict[bytes, EncoderCacheEntry] = {}
         self._freed: list[bytes] = []
+        # Keys of media to encode in this step. The runner does not have their outputs yet.
         self._to_encode: set[bytes] = set()
-        """Keys of media to encode in this step. The runner does not have their outputs yet."""
 
     def find_refusal(self, request: Request) -> str | None:
-        """Return why ``request`` can never run on this engine; None if it can."""
+        """Return the reason why ``request`` can never run on this engine; None if it can."""
         if self.is_encoder_decoder and not request.media:
             return "this model can only transcribe audio: use /v1/audio/transcriptions"
         for media in request.media:
@@ -63,10 +57,9 @@ class EncoderCache:
         return None
 
     def reserve(self, request: Request, num_tokens: int) -> tuple[int, list[Media]]:
-        """Return how many of the tokens can be computed now, and the media to encode first.
+        """Return the number of tokens that can be computed now, and the media to encode first.
 
-        If an image or audio clip does not fit into the budget, only the tokens before it can be
-        computed.
+        Tokens from a clip on that does not fit into the budget must wait.
         """
         start = request.computed
         encode: list[Media] = []
@@ -109,6 +102,8 @@ class EncoderCache:
 
         Call this before a step is scheduled, and when the engine becomes idle.
         """
+        # A step frees outputs before it creates new ones. An output that is created and released in
+        # one step is therefore freed in the next.
         freed, self._freed = self._freed, []
         self._to_encode.clear()
         return freed

@@ -1,7 +1,6 @@
 """State of a request in the worker, from its submission to its release.
 
-Reference counting alone must free a request that has ended. A request therefore has no attribute,
-such as a callback, that refers back to the request.
+Reference counting alone must free a request that has ended, so no attribute may refer back to it.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from plimsoll_engine.models.lora import Adapter
 
 
+# int32. A list would take ten times the memory.
 TOKEN_TYPE_CODE = "i"
-"""Array type code of token IDs: int32. A list would take ten times the memory."""
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class InFlight:
 
     ``tokens`` is their number, at most 1 when a step is scheduled. Until the host has read the
     token, only the device has it, in ``row`` of the last step. ``unconfirmed`` is a token that the
-    host has read, but that the grammar has not accepted yet. Until then, the request joins no step.
+    grammar has not accepted yet.
     """
 
     tokens: int = 0

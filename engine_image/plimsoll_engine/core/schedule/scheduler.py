@@ -1,20 +1,8 @@
 """Select the tokens of the next step: continuous batching with chunked prefill.
 
-Running requests come first, then waiting requests, by place (see waiting.py). A step is full when
-the token budget, the number of sequences or the KV blocks are used up. A prompt longer than the
-token budget is computed in chunks over several steps. When blocks run out, the last running request
-is preempted: it releases its blocks and waits. Its tokens are later computed again, mostly from the
-prefix cache.
-
-Priorities apply only between requests of the same tenant. The tenant's most urgent requests have
-its first places, and preempt its less urgent running requests. A request of low priority may
-therefore wait as long as more urgent requests of its tenant arrive.
-
-No tenant can occupy the whole engine. If another tenant has kept a request waiting for
-:data:`FAIRNESS_PREEMPTION_WAIT_S`, it gives up places or blocks, but keeps at least an equal share.
-
-There is no deadlock. A request that could not run alone in an empty pool is refused at once. The
-running request in the first place is never preempted for another tenant.
+Running requests come first, then waiting requests, by place (see waiting.py). When blocks run out,
+the last running request is preempted: it releases its blocks and waits. Priorities apply only
+between requests of the same tenant.
 """
 
 from __future__ import annotations
@@ -34,26 +22,21 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.messages.worker_ipc import Media
 
+# As a fraction of the token budget. Smaller chunks cost more than they save: each chunk reads the
+# context again, and attention is faster for whole prompts. Shorter prompts have no minimum.
 MIN_FIRST_CHUNK_FRACTION = 1 / 8
-"""Minimum size of a prompt's first chunk, as a fraction of the token budget.
 
-Smaller chunks cost more than they save: each chunk reads the context again, and attention is faster
-for whole prompts. The minimum does not apply to shorter prompts.
-"""
-
+# After this wait, another tenant must give up places or blocks. Under an even load, places become
+# free sooner, and nothing is computed twice.
 FAIRNESS_PREEMPTION_WAIT_S = 1.0
-"""Waiting time of a request after which another tenant must give up places or blocks.
-
-Under an even load, places become free sooner, and nothing is computed twice.
-"""
 
 
 @dataclass(slots=True)
 class Chunk:
     """Part of a step: ``count`` tokens of ``request``, starting at token ``request.computed``.
 
-    The media in ``encode`` are encoded first. ``count`` is 0 if the request must wait, for example
-    for space in the encoder cache. Each token in ``drafts`` adds a row to the step.
+    The media in ``encode`` are encoded first. ``count`` is 0 if the request must wait. Each token
+    in ``drafts`` adds a row to the step.
     """
 
     request: Request
@@ -73,7 +56,11 @@ class Chunk:
 
 
 class Scheduler:
-    """Scheduler of an engine's requests. It uses no tensors."""
+    """Scheduler of an engine's requests.
+
+    There is no deadlock: it refuses a request that could not run alone in an empty pool, and never
+    preempts the running request in the first place for another tenant.
+    """
 
     def __init__(
         self,
@@ -91,18 +78,18 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
+        # Sorted by place.
         self.running: list[Request] = []
-        """Running requests, sorted by place."""
+        # Requests with blocks of the previous worker that cannot run yet.
         self._waiting_with_blocks: WeakSet[Request] = WeakSet()
-        """Requests that have blocks of the previous worker but cannot run yet."""
+        # Hashes of blocks that the step being scheduled fills.
         self._blocks_in_step: set[bytes] = set()
-        """Hashes of blocks that the step being scheduled fills."""
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
 
     def find_refusal(self, request: Request) -> str | None:
-        """Return why ``request`` can never run on this engine; None if it can."""
+        """Return the reason why ``request`` can never run on this engine; None if it can."""
         if not request.num_prompt:
             return "the prompt is empty"
         if request.num_outputs >= request.sampling.max_tokens:
@@ -135,7 +122,7 @@ class Scheduler:
     def keep_inherited_blocks(self, request: Request) -> None:
         """Let ``request`` keep the blocks of the previous worker while its grammar is compiled.
 
-        If the pool runs out of blocks, they are freed, and their tokens must be computed again.
+        If the pool runs out of blocks, they are freed.
         """
         self._waiting_with_blocks.add(request)
 
@@ -165,9 +152,8 @@ class Scheduler:
     def schedule(self, single_request: Request | None = None) -> list[Chunk]:
         """Return the chunks of the next step; empty if nothing can run.
 
-        If ``single_request`` is given, only this waiting request is scheduled. Running requests are
-        preempted, one after another, until it can start. This identifies the request that makes a
-        batch fail.
+        If ``single_request`` is given, only this waiting request is scheduled, and running requests
+        are preempted until it can start.
         """
         self._blocks_in_step.clear()
         if single_request is not None:
@@ -231,11 +217,8 @@ class Scheduler:
         return chunks
 
     def _preempt_for_fairness(self) -> None:
-        """Preempt requests of the tenant with the largest share if another has waited too long.
-
-        Do nothing if the larger tenant would then have the smaller share, because the two tenants
-        would preempt each other in turn.
-        """
+        # Does nothing if the larger tenant would then have the smaller share, because the two
+        # tenants would preempt each other in turn.
         head = self.waiting.find_next_new()
         if (
             head is None
@@ -267,10 +250,7 @@ class Scheduler:
         self._preempt_for(yielding[-1], head)
 
     def _preempt_for(self, request: Request, replacement: Request) -> None:
-        """Preempt the running ``request`` for the waiting request ``replacement``.
-
-        ``replacement`` gets the place of ``request``, unless it already has a place.
-        """
+        # ``replacement`` gets the place of ``request``, unless it already has a place.
         self.running.remove(request)
         self._release_blocks_and_outputs(request)
         if replacement.place is None:
@@ -280,16 +260,12 @@ class Scheduler:
         self.preemptions_total += 1
 
     def _continue_running(self, request: Request, budget: int) -> Chunk | None:
-        """Return the next chunk of a running request; None if there are too few blocks."""
         count = min(request.num_uncomputed, budget)
         return self._create_chunk(request, count) if self._reserve_blocks(request, count) else None
 
     def _start_waiting(self, request: Request, budget: int) -> Chunk | None:
-        """Start a waiting request, and return its first chunk.
-
-        Return None if the batch is full or blocks are missing. Return a chunk of 0 tokens if the
-        request must wait for another reason.
-        """
+        # None if the batch is full or blocks are missing. A chunk of 0 tokens if the request must
+        # wait for another reason.
         if len(self.running) >= self.max_num_seqs:
             return None
         if self._must_fetch(request):
@@ -321,7 +297,6 @@ class Scheduler:
         return chunk
 
     def _insert_running(self, request: Request) -> None:
-        """Add ``request`` to the running requests, and sort its tenant's places by priority."""
         insort(self.running, request, key=get_place)
         same = [one for one in self.running if one.tenant == request.tenant]
         if all(one.priority == request.priority for one in same):
@@ -333,10 +308,7 @@ class Scheduler:
         self.running.sort(key=get_place)
 
     def _record_blocks_in_step(self, chunk: Chunk) -> None:
-        """Record the blocks that ``chunk`` fills.
-
-        Requests with the same prefix wait for these blocks instead of computing them again.
-        """
+        # Requests with the same prefix wait for these blocks instead of computing them again.
         if chunk.count > 1:
             start = chunk.request.computed
             size = self.pool.block_size
@@ -344,10 +316,7 @@ class Scheduler:
             self._blocks_in_step.update(chunk.request.block_hashes[full])
 
     def _is_next_block_in_step(self, request: Request) -> bool:
-        """Report whether another request fills the block that ``request`` needs next.
-
-        If so, ``request`` can take the block from the prefix cache in the next step.
-        """
+        # ``request`` can then take the block from the prefix cache in the next step.
         index = len(request.block_ids)
         usable = self._count_cacheable_blocks(request)
         return index < usable and request.block_hashes[index] in self._blocks_in_step
@@ -365,11 +334,8 @@ class Scheduler:
             self.encoder.release_all(request)
 
     def _must_fetch(self, request: Request) -> bool:
-        """Report whether ``request`` must wait for blocks that are being copied from host memory.
-
-        A request waits for only one transfer. Blocks that are still missing afterwards are
-        computed.
-        """
+        # A request waits for only one transfer. Blocks that are still missing afterwards are
+        # computed.
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False
         extend_block_hashes(request, self.pool.block_size)
@@ -380,11 +346,8 @@ class Scheduler:
         return self.offload.fetch(request.block_hashes[:usable])
 
     def _count_cacheable_blocks(self, request: Request) -> int:
-        """Return how many of its first blocks ``request`` may take from a cache.
-
-        The last token is always computed, and so are prompt tokens whose log probabilities are
-        missing.
-        """
+        # The last token is always computed, and so are prompt tokens whose log probabilities are
+        # missing.
         tokens = request.scored if request.has_unscored_rows else len(request.token_ids) - 1
         return tokens // self.pool.block_size
 
@@ -426,10 +389,7 @@ class Scheduler:
         return max(0, min(max_drafts, room))
 
     def record_accepted(self, request: Request) -> None:
-        """Count one more accepted draft of ``request`` as computed.
-
-        The pool already contains the keys and values of the draft.
-        """
+        """Count one more accepted draft of ``request`` as computed."""
         self.waiting.charge_tokens(request, 1)
         self._add_computed(request, 1)
 

@@ -1,7 +1,6 @@
 """Compute which tokens may come next, and the token counts for penalties. Pure.
 
-``allowed_token_ids`` and ``bad_words`` work as in vLLM. The rules depend only on the tokens, so
-they still hold after a request was carried over to another worker.
+``allowed_token_ids`` and ``bad_words`` work as in vLLM.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from collections.abc import Iterable, Sequence
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 WORD_BITS = 32
+# CPython 3.11.
 COUNTED_TOKEN_BYTES = 90
-"""Host memory per counted token in bytes (CPython 3.11)."""
 
 
 def make_token_mask(token_ids: Iterable[int]) -> bytes:
     """Return the shortest bit mask in which exactly the bits of ``token_ids`` are set.
 
-    The bit of token t is bit t % 32 of the little-endian int32 word t // 32, as in a grammar's
-    mask.
+    The bit of token t is bit t % 32 of the little-endian int32 word t // 32.
     """
     allowed = list(token_ids)
     words = max(allowed, default=0) // WORD_BITS + 1
@@ -42,15 +40,12 @@ def find_banned_tokens(words: Sequence[Sequence[int]], output: Sequence[int]) ->
 
 
 def count_bad_word_lookback(words: Sequence[Sequence[int]]) -> int:
-    """Return how many preceding tokens decide whether a token completes one of ``words``."""
+    """Return the number of preceding tokens on which the bad ``words`` depend."""
     return max((len(word) - 1 for word in words), default=0)
 
 
 class TokenCounts:
-    """Number of occurrences in the output, for each token of the prompt and the output.
-
-    Tokens that occur only in the prompt have the count 0.
-    """
+    """Number of occurrences in the output, for each token of the prompt and the output."""
 
     __slots__ = ("_indices", "outputs", "tokens")
 
@@ -78,7 +73,7 @@ class TokenCounts:
         return len(self.tokens)
 
     def copy_with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
-        """Return a copy that also counts ``tokens``. The copy is read-only."""
+        """Return a read-only copy that also counts ``tokens``."""
         copy = TokenCounts((), ())
         copy.tokens, copy.outputs = self.tokens[:], self.outputs[:]
         for token, count in Counter(tokens).items():

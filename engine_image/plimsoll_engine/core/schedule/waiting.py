@@ -1,18 +1,8 @@
 """Queue waiting requests, and share the engine fairly between tenants.
 
-New requests start in the order of their tenants' computed tokens: the tenant with the fewest comes
-first. A tenant that queues a thousand requests therefore delays only itself, and a tenant with long
-prompts starts fewer requests. Among the requests of one tenant, the lowest priority number comes
-first, then the oldest request. A priority never delays another tenant.
-
-Each running request has a place, numbered in the order of starts. A preempted request keeps its
-place and resumes before new requests start. Its place may pass to a more urgent request of the same
-tenant, or to a tenant that has waited too long for its share. The preempted request then waits like
-a new request.
-
-When a tenant returns, its count starts at the lowest count of the other tenants, so that idle
-tenants accumulate no credit. (This is the counter of Sheng et al., "Fairness in Serving Large
-Language Models", OSDI 2024, with the number of computed tokens as the cost.)
+The new requests of the tenant with the fewest computed tokens start first, by priority and age. A
+preempted request keeps its place, and resumes before new requests start. (This is the counter of
+Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.)
 """
 
 from __future__ import annotations
@@ -39,15 +29,15 @@ class WaitingQueue:
     """Queue of waiting requests, with the number of computed tokens of each tenant."""
 
     def __init__(self) -> None:
+        # Sorted by place.
         self._preempted: list[Request] = []
-        """Preempted requests that keep their place, sorted by place."""
+        # By tenant, sorted by urgency.
         self._new: dict[str, list[Request]] = {}
-        """New requests by tenant, sorted by urgency."""
         self._orders = 0
         self._places = 0
         self._present: Counter[str] = Counter()
+        # For each tenant with a waiting or running request.
         self.computed: dict[str, int] = {}
-        """Number of computed tokens, for each tenant with a waiting or running request."""
 
     def __len__(self) -> int:
         return len(self._preempted) + sum(map(len, self._new.values()))
@@ -65,6 +55,7 @@ class WaitingQueue:
         request.order = self._orders
         self._orders += 1
         if not self._present[request.tenant]:
+            # Idle tenants accumulate no credit.
             self.computed[request.tenant] = min(self.computed.values(), default=0)
         self._present[request.tenant] += 1
         self._add_new(request)
@@ -93,10 +84,7 @@ class WaitingQueue:
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
     def find_more_urgent(self, request: Request) -> Request | None:
-        """Return the most urgent waiting request of the same tenant.
-
-        Return None if it is not more urgent than ``request``.
-        """
+        """Return the tenant's most urgent waiting request, if more urgent than ``request``."""
         same = [one for one in self._preempted if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
         best = min(same, key=get_urgency, default=None)
@@ -130,10 +118,7 @@ class WaitingQueue:
         self.computed[request.tenant] += num_tokens
 
     def forget_request(self, request: Request) -> None:
-        """Record that ``request`` has ended.
-
-        Discard the token count of its tenant if the tenant has no other requests.
-        """
+        """Record that ``request`` has ended."""
         self._present[request.tenant] -= 1
         if not self._present[request.tenant]:
             del self._present[request.tenant]

@@ -1,11 +1,7 @@
 """Create drafts with a smaller model that has the same tokenizer.
 
-The KV pools of the draft model and the target model have the same number of blocks, and block b
-contains the same tokens in both. The draft model therefore allocates no blocks itself, and requests
-with the same prefix share its computed blocks.
-
-Each draft is drawn with the seed and the position of the token that it predicts. If both models
-give the same probabilities, they draw the same token.
+Its KV pool has as many blocks as the target model's, and block b contains the same tokens in both.
+Both models draw a token with the same seed and position.
 """
 
 from __future__ import annotations
@@ -28,17 +24,13 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
 
+# More missed tokens form a prefill chunk.
 MAX_CATCH_UP_ROWS = 8
-"""Maximum number of missed tokens to compute as decode rows. More form a prefill chunk."""
 
 
 @dataclass(slots=True)
 class _RequestView:
-    """State of a request in a step of the draft model.
-
-    ``computed`` is the number of tokens that the draft model has computed.
-    """
-
+    # ``computed`` is the number of tokens that the draft model has computed.
     token_ids: array[int]
     block_ids: list[int]
     computed: int
@@ -54,11 +46,8 @@ class _Rows:
 
 
 class _CatchUp(NamedTuple):
-    """Tokens, up to index ``end``, that the draft model must compute before it can draft.
-
-    ``number`` is the index of their request in ``draft_limits``.
-    """
-
+    # The draft model must compute the tokens up to index ``end`` before it can draft. ``number`` is
+    # the index of their request in ``draft_limits``.
     number: int
     request: Request
     chunk: _Rows
@@ -67,17 +56,16 @@ class _CatchUp(NamedTuple):
 
 @dataclass(slots=True)
 class _DrawnDrafts:
-    """Drafts of one step: a token per row, on the device, and the index of each row's request."""
-
+    # A token per row, on the device, and the index of each row's request.
     numbers: list[int]
     tokens: torch.Tensor
 
 
 class DraftModel:
-    """:class:`plimsoll_engine.core.speculation.drafting.Proposer` that runs a draft model.
+    """Proposer that runs a draft model.
 
     ``pool`` is the block pool of the target model, and ``max_tokens`` the maximum number of tokens
-    in a step. ``target_vocabulary`` and ``draft_vocabulary`` are the models' vocabulary sizes.
+    in a step.
     """
 
     def __init__(
@@ -93,11 +81,9 @@ class DraftModel:
         self._max_tokens = max_tokens
         self._target_vocabulary = target_vocabulary
         self._draft_vocabulary = draft_vocabulary
+        # Allocation count that each block had when the draft model last computed all its tokens. If
+        # the pool's count differs, the block now has other tokens.
         self._filled = array("Q", [0]) * pool.num_blocks
-        """Allocation count that each block had when the draft model last computed all its tokens.
-
-        If the pool's count differs, the block now has other tokens.
-        """
 
     def propose(self, draft_limits: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
         """Return drafts, as :class:`Proposer` requires; None for requests with missed tokens."""
@@ -173,11 +159,8 @@ class DraftModel:
         rows: list[tuple[int, int]],
         num_drafts: int,
     ) -> _DrawnDrafts | None:
-        """Draw one more draft for requests that already have ``num_drafts`` drafts.
-
-        ``rows`` are pairs (row of the last draft, index of the request in ``draft_limits``). The
-        last draft is only on the device.
-        """
+        # ``rows`` are pairs (row of the last draft, index of the request in ``draft_limits``). The
+        # last draft is only on the device.
         chunks, requests = [], []
         for row, number in rows:
             request = draft_limits[number][0]
@@ -196,11 +179,8 @@ class DraftModel:
         num_drafts: int,
         last_rows: list[int],
     ) -> _DrawnDrafts | None:
-        """Compute a step, and draw one draft for each request with ``num_drafts`` drafts.
-
-        ``requests`` are pairs (index, request), and ``last_rows`` the row after which to draw for
-        each of them.
-        """
+        # ``requests`` are pairs (index, request), and ``last_rows`` the row after which to draw for
+        # each of them.
         np.minimum(inputs.ids, self._draft_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)
         if logits is None:
@@ -227,7 +207,7 @@ class DraftModel:
         return _DrawnDrafts([number for number, _ in requests], tokens)
 
     def _count_shared_tokens(self, request: Request) -> int:
-        """Return how many of the first tokens of ``request`` were computed for other requests."""
+        # Counts the first tokens that were computed for other requests.
         size, allocation_counts = self._pool.block_size, self._pool.allocation_counts
         blocks = 0
         for block in request.block_ids[: (len(request.token_ids) - 1) // size]:

@@ -1,17 +1,8 @@
 """Propose drafts of the next tokens for speculative decoding.
 
-A decode step with k drafts has k + 1 rows for the request. Each row is sampled as if the preceding
-drafts were output tokens. The first draft that differs from the sampled token is rejected, with all
-drafts after it, in ``core/execute/runner.py``. The output is the same as without drafts.
-
-This is rejection sampling with a draft distribution q that has all its mass on the draft d. A token
-x is drawn from the model's distribution p, and the draft is accepted if x = d. The probability of
-acceptance is p(d), which equals min(1, p/q). After a rejection, x has the distribution p without d,
-normalised, which is the positive part of p - q. Output token i is always drawn with (seed, i), so
-neither drafts nor restarts change the text of a request.
-
-Drafts use only tokens, rows and blocks that a step has left over. They never preempt or delay a
-request.
+A decode step with k drafts has k + 1 rows for the request. The first draft that differs from the
+sampled token is rejected, with all drafts after it, so the output is the same as without drafts.
+Drafts use only what a step has left over.
 """
 
 from __future__ import annotations
@@ -26,14 +17,13 @@ from plimsoll_engine.core.speculation.draft_model import DraftModel
 from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.speculative import Speculative
 
+# Over all requests. Indexing them takes milliseconds.
 MAX_INDEXED_TOKENS_PER_STEP = 4096
-"""Maximum number of tokens, over all requests, to index in one step. It takes milliseconds."""
+# Number of consecutive attempts without an accepted draft.
 MAX_MISSES_BEFORE_PAUSE = 3
-"""Number of consecutive attempts without an accepted draft that pauses the drafts of a request."""
 MAX_PAUSE_STEPS = 16
-"""Maximum number of steps for which a request gets no drafts."""
+# More rows would slow down a decode step.
 MAX_SPECULATIVE_ROWS = 256
-"""Maximum number of rows in a decode step with drafts. More rows would slow down the step."""
 
 
 class Proposer(Protocol):
@@ -42,16 +32,15 @@ class Proposer(Protocol):
     def propose(self, draft_limits: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
         """Return drafts for each pair (request, maximum number of drafts).
 
-        The drafts of a request are an empty list if there is no proposal, and None if a draft model
-        must first compute missed tokens. The host must know all tokens of each request. Each
-        request must have a :class:`DraftingState`, and blocks for its drafts.
+        They are an empty list if there is no proposal, and None if a draft model must first compute
+        missed tokens. The host must know all tokens of each request.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """:class:`Proposer` that finds earlier occurrences of the last tokens in the request's text.
+    """Proposer that finds earlier occurrences of the last tokens in the request's text.
 
     A match has ``shortest`` to ``longest`` tokens.
     """
@@ -76,8 +65,8 @@ class NgramProposer:
 class DraftCounts:
     """Counts since the worker started.
 
-    ``drafts`` is the number of verifications, ``draft_tokens`` of verified draft tokens, and
-    ``accepted_tokens`` of accepted draft tokens.
+    ``drafts`` counts verifications, ``draft_tokens`` verified draft tokens, and ``accepted_tokens``
+    accepted ones.
     """
 
     drafts: int = 0
@@ -86,10 +75,7 @@ class DraftCounts:
 
 
 class Speculation:
-    """Selection of the requests that get drafts, and of the number of their drafts.
-
-    A request gets up to ``max_drafts`` drafts. A step with drafts has up to ``max_rows`` rows.
-    """
+    """Selection of the requests that get drafts, and of the number of their drafts."""
 
     def __init__(self, proposer: Proposer, max_drafts: int, max_rows: int) -> None:
         self.proposer = proposer
@@ -138,7 +124,7 @@ class Speculation:
                 self._count_miss(chunk.request)
 
     def _choose_draft_count(self, chunk: Chunk) -> int:
-        """Return the maximum number of drafts for ``chunk``, and count down its request's pause."""
+        # Also counts down the pause of the request.
         request = chunk.request
         if (drafting := request.drafting) is None or chunk.count != 1 or not chunk.has_newest_token:
             return 0

@@ -1,8 +1,7 @@
 """Prompt lookup: find an earlier occurrence of the last tokens, and propose the tokens after it.
 
-The index is that of LZ77. A table maps each hash of ``shortest`` tokens to its newest position. An
-array maps each position to the previous position with the same hash, at 4 bytes per token. A lookup
-compares a limited number of positions, and a step indexes a limited number.
+The index is that of LZ77: a table maps each hash of ``shortest`` tokens to its newest position. An
+array maps each position to the previous one with the same hash.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+# The table then takes 128 KiB.
 MAX_TABLE_BITS = 15
-"""Base-2 logarithm of the maximum number of table entries, which then take 128 KiB."""
+# A lookup compares at most this many positions, from the newest on.
 MAX_COMPARED_POSITIONS = 32
-"""Maximum number of positions that a lookup compares. It starts with the newest."""
 NO_POSITION = -1
 
 
 class NgramIndex:
-    """Index of all sequences of ``shortest`` tokens in a text of up to ``length`` tokens."""
+    """Index of all sequences of ``shortest`` tokens in a text of up to ``max_tokens`` tokens."""
 
     __slots__ = ("_mask", "_newest", "_previous", "_shortest")
 
@@ -26,11 +25,9 @@ class NgramIndex:
         self._shortest = shortest
         self._mask = (1 << min(MAX_TABLE_BITS, max_tokens.bit_length())) - 1
         self._newest = array("i", [NO_POSITION]) * (self._mask + 1)
+        # Previous position with the same hash. Item i belongs to the sequence that ends at token
+        # ``shortest + i - 1``.
         self._previous = array("i")
-        """Previous position with the same hash, by position.
-
-        Item i belongs to the sequence that ends at token ``shortest + i - 1``.
-        """
 
     @property
     def nbytes(self) -> int:
@@ -40,8 +37,7 @@ class NgramIndex:
     def extend(self, tokens: Sequence[int], max_sequences: int) -> int:
         """Index up to ``max_sequences`` more sequences of ``tokens``, and return their number.
 
-        Between calls, tokens may only be appended. The last sequence is not indexed, because no
-        token follows it yet.
+        Between calls, tokens may only be appended.
         """
         size = self._shortest
         first = size + len(self._previous)
@@ -55,9 +51,8 @@ class NgramIndex:
     def propose(self, tokens: Sequence[int], max_match_length: int, num_tokens: int) -> list[int]:
         """Return ``num_tokens`` tokens that may follow ``tokens``; empty without a match.
 
-        The proposal is the text after the longest earlier match with the end of ``tokens``. Among
-        equally long matches, the newest counts. A match has up to ``max_match_length`` tokens. If
-        fewer than ``num_tokens`` tokens follow it, the proposal repeats them.
+        They follow the longest earlier match with the end of ``tokens``, of up to
+        ``max_match_length`` tokens. If too few tokens follow it, they are repeated.
         """
         size, total = self._shortest, len(tokens)
         if total <= size or num_tokens < 1:
@@ -84,10 +79,7 @@ class NgramIndex:
 
 
 def _count_matching(tokens: Sequence[int], end: int, num_known: int, max_length: int) -> int:
-    """Return how many tokens before index ``end`` equal the last tokens of ``tokens``.
-
-    Count up to ``max_length`` tokens. The first ``num_known`` of them are known to be equal.
-    """
+    # Counts up to ``max_length`` tokens. The first ``num_known`` of them are known to be equal.
     total, matched = len(tokens), num_known
     while matched < min(max_length, end):
         if tokens[end - 1 - matched] != tokens[total - 1 - matched]:
