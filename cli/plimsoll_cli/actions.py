@@ -13,10 +13,9 @@ from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import show_spinner
 
 AskConfirmation = Callable[[str], bool]
-"""Function that asks a person a question and returns whether the answer is yes."""
 CallSupervisor = Callable[[list[str], float], tuple[int, str, str]]
-"""Function that runs the supervisor's ``ask`` program in a replica. It takes the arguments and a
-timeout in seconds, and returns the exit status, the standard output and the standard error."""
+"""Function that runs the supervisor's ``ask`` program with arguments and a timeout in seconds.
+It returns the exit status, the standard output and the standard error."""
 
 ACTION_EFFECTS = {
     "trim": "frees the replica's cached memory, so that its caches are cold afterwards",
@@ -25,7 +24,6 @@ ACTION_EFFECTS = {
     "resume": "puts the replica back into service and resets its restart budget",
 }
 WORKER_RESTART_EFFECT = "replaces the engine's worker; running requests pause and then continue"
-"""Effect of ``restart`` if the engine can restart its worker alone."""
 STATUS_TIMEOUT_S = 30.0
 EXEC_START_MARGIN_S = 30.0
 """Time for starting the program in the pod, in addition to the timeout of the action."""
@@ -42,11 +40,8 @@ def run_action(
 ) -> ActionAnswer:
     """Run an action through a replica's supervisor, and return the supervisor's answer.
 
-    Unless ``skip_confirmation``, ask a person first. The supervisor refuses the action if the
-    engine's epoch has changed since then.
-
-    Raises RunError if the supervisor refuses the action or does not answer, and UsageError if there
-    is no terminal to ask for confirmation.
+    Unless ``skip_confirmation``, ask a person first. Raises RunError if the supervisor refuses the
+    action, and UsageError if there is no terminal to ask for confirmation.
     """
     epoch = CURRENT_EPOCH
     if not skip_confirmation:

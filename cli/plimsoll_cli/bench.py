@@ -20,7 +20,7 @@ PROMPT = "Write a short story about a ship that carries more than its mark allow
 
 @dataclass
 class RequestTiming:
-    """Times of one request and of its chunks, in seconds of a monotonic clock."""
+    """Times of one request and of its chunks, in monotonic seconds."""
 
     sent: float
     chunks: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ async def run_load(
 ) -> tuple[list[RequestTiming], float]:
     """Send all requests, and return their timings and the total duration in seconds.
 
-    Calls ``on_done`` after each request. Raises RunError if all requests fail.
+    Raises RunError if all requests fail.
     """
     limit = asyncio.Semaphore(load.concurrency)
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
@@ -112,10 +112,7 @@ def _record_chunk(timing: RequestTiming, chunk: dict[str, Any]) -> None:
 def summarize_timings(
     timings: list[RequestTiming], duration_s: float
 ) -> dict[str, float | int | None]:
-    """Return percentiles, counts and throughput by name. Unknown values are None.
-
-    Each name ends with the unit.
-    """
+    """Return percentiles, counts and throughput by name; unknown values are None."""
     good = [timing for timing in timings if timing.error is None]
     ttft = [timing.ttft_s for timing in good if timing.ttft_s is not None]
     gaps = [gap for timing in good for gap in timing.gaps_s]

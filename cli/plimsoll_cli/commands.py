@@ -242,8 +242,6 @@ ACTIONS = {
 
 
 def _make_command(action: str, action_options: tuple[inspect.Parameter, ...]) -> Any:
-    """Return a typer command for ``action``, whose signature defines its options."""
-
     def command(**arguments: Any) -> None:
         _run_action(action, **arguments)
 

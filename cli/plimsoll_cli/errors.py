@@ -1,4 +1,4 @@
-"""Errors that end a command. Their message is printed without a traceback."""
+"""Errors that end a command; their message is printed without a traceback."""
 
 from __future__ import annotations
 

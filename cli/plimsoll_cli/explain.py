@@ -107,7 +107,7 @@ NEXT_STEPS_BY_KIND = {
         " and another replica is ready."
     ),
 }
-"""Next steps for kinds of incidents that the supervisor cannot resolve; valid in any phase."""
+"""Next steps for kinds of incidents that the supervisor cannot resolve, in any phase."""
 LOCAL_LOG_HINT = "read the engine's output."
 LOCAL_NEXT_STEPS = {
     "Observed": "let the supervisor act: plimsoll watch --recover -- COMMAND, or "
@@ -180,7 +180,6 @@ def format_lines(incident: IncidentView, width: int, ascii_only: bool = False) -
 
 
 def _format_owner(incident: IncidentView) -> str:
-    """Return the name of the incident's service, or of its workload and policy."""
     spec, space = incident.spec, f"{incident.namespace}/" if incident.namespace else ""
     workload = spec.workload_ref
     if spec.policy_ref is None:

@@ -1,7 +1,7 @@
 """Results of a measurement as a JSON object: the figures, the machine and the command.
 
-The names of figures are in snake_case and end with the unit. The suffixes ``_low`` and ``_high``
-mark the ends of an interval. A figure that could not be measured is absent, never zero.
+The names of figures end with the unit; ``_low`` and ``_high`` mark the ends of an interval. A
+figure that could not be measured is absent, never zero.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from plimsoll_cli.targets import parse_target
 
 
 class IncidentView(msgspec.Struct, kw_only=True):
-    """Incident in the form of a LeakIncident. Times are in RFC 3339."""
+    """Incident in the form of a LeakIncident; times are in RFC 3339."""
 
     name: str
     namespace: str
@@ -32,7 +32,7 @@ class IncidentView(msgspec.Struct, kw_only=True):
 
 
 class UnreadableError(ValueError):
-    """Raised for an object that is not a valid LeakIncident. The message names the object."""
+    """Raised for an object that is not a valid LeakIncident; the message names the object."""
 
 
 def make_view_from_object(item: dict[str, Any]) -> IncidentView:
@@ -51,7 +51,7 @@ def make_view_from_object(item: dict[str, Any]) -> IncidentView:
 
 
 def make_view_from_journal(incident: IncidentRecord) -> IncidentView:
-    """Return the view of an incident in a local journal, with the service's name as pod name."""
+    """Return the view of an incident in a local journal, whose service is named as the pod."""
     service = incident.name.rpartition("-")[0]
     return IncidentView(
         name=incident.name,
@@ -124,6 +124,6 @@ def format_incident(story: Story, width: int, ascii_only: bool = False) -> list[
 
 
 def format_step(start: str, step: StoryStep, width: int = 0) -> Text:
-    """Return a line with ``start``, the outcome of ``step`` in ``width`` columns, and its text."""
+    """Return a line of ``start``, the outcome of ``step`` in ``width`` columns, and its text."""
     outcome = (f"{step.outcome:<{width}}", STYLE_BY_STATE.get(step.outcome, ""))
     return Text.assemble("  ", start, outcome, "  " if step.text else "", step.text)

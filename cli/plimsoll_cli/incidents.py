@@ -47,7 +47,7 @@ INCIDENTS_PER_PROGRESS_REPORT = 500
 
 @dataclass(frozen=True)
 class IncidentFilter:
-    """Filter for incidents. A field that is None matches all incidents.
+    """Filter for incidents; a field that is None matches all of them.
 
     ``target`` is a name as in :func:`matches_target`.
     """
@@ -95,10 +95,7 @@ def read_journal(journal: Path) -> list[IncidentRecord]:
 
 
 def read_local_incidents(service: str | None, run_dir: Path | None) -> list[IncidentView]:
-    """Return the incidents of services on this machine.
-
-    ``run_dir`` or ``service`` limits them to one service.
-    """
+    """Return the incidents of services on this machine, or of one service."""
     if run_dir is not None:
         journals = [run_dir / STATE_DIR_NAME / JOURNAL_FILE]
     elif service is not None:
@@ -115,10 +112,9 @@ def read_local_incidents(service: str | None, run_dir: Path | None) -> list[Inci
 def list_incidents(
     cluster: Cluster, target: str | None, show_progress: Callable[[str], None]
 ) -> list[IncidentView]:
-    """Return the incidents that may belong to ``target``; all incidents if it is None.
+    """Return the incidents that may belong to ``target``, or all incidents without a target.
 
-    Label selectors limit what the API server returns, but may also match incidents of another
-    target. Calls ``show_progress`` with a text from time to time. Raises RunError.
+    Label selectors limit the list, but may also match incidents of another target. Raises RunError.
     """
     found: dict[tuple[str, str], IncidentView] = {}
     try:
@@ -136,10 +132,7 @@ def list_incidents(
 
 
 def make_label_queries(target: str | None) -> list[dict[str, str]]:
-    """Return the query parameters of list requests that find all incidents of ``target``.
-
-    There is one item for each request.
-    """
+    """Return the query parameters of the list requests that find all incidents of ``target``."""
     if target is None or ((parsed := parse_target(target)).is_pod and "/" in target):
         return [{}]
     # A name without a kind may be that of a service, a workload or a policy.
@@ -186,10 +179,7 @@ def select_newest_incidents(
 def print_incidents(
     incidents: Sequence[IncidentView], output: Output, omitted_count: int = 0
 ) -> None:
-    """Print the incidents in the format ``output``.
-
-    ``omitted_count`` is the number of older incidents that are not in ``incidents``.
-    """
+    """Print the incidents; ``omitted_count`` older ones are not among them."""
     if not output.is_table:
         print_value([make_incident_object(incident) for incident in incidents], output)
         return
@@ -215,7 +205,7 @@ def watch_incidents(
     incident_filter: IncidentFilter,
     output: Output,
 ) -> None:
-    """Print each change of incidents until Ctrl-C. They are read every two seconds."""
+    """Print each change of incidents until Ctrl-C; read them every two seconds."""
     with contextlib.suppress(KeyboardInterrupt):
         _print_incident_changes(read_incidents, incident_filter, output)
 

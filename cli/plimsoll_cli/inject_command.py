@@ -269,16 +269,13 @@ def validate(
     raise typer.Exit(found.exit_status)
 
 
+# ``options`` that are set override the policy's settings.
 def _merge_settings(policy: SupervisorSettings, **options: Any) -> SupervisorSettings:
-    """Return the policy's settings of the supervisor. ``options`` that are set override them."""
     return policy.model_copy(update={key: one for key, one in options.items() if one})
 
 
+# The syntax is that of kubectl: ``cpu=20m,memory=96Mi``. None if no option sets resources.
 def _parse_resources(requests: str | None, limits: str | None) -> Resources | None:
-    """Return the supervisor's resources; None if no option sets them. Raises UsageError.
-
-    The syntax is that of kubectl: ``cpu=20m,memory=96Mi``.
-    """
     from pydantic import ValidationError
 
     from plimsoll_api.resources import Resources
@@ -363,7 +360,6 @@ def _parse_mode(text: str) -> Mode:
 
 
 def _is_openshift(platform: str | None) -> bool:
-    """Report whether ``platform`` is OpenShift. Raises ValueError for an unknown platform."""
     if platform not in (None, "openshift"):
         raise ValueError(
             f"{platform!r} is not a supported platform: use openshift, or omit the option"

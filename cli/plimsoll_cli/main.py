@@ -240,7 +240,7 @@ def show_help(
 
 
 def main() -> None:
-    """Run the program. The exit status is 0, 1 after a failure, or 2 after a usage error."""
+    """Run the program; the exit status is 0, 1 after a failure, or 2 after a usage error."""
     try:
         app()
     except UsageError as error:

@@ -1,7 +1,4 @@
-"""Read manifests with one InferenceService or SupervisionPolicy.
-
-They are validated with the rules of the API server.
-"""
+"""Read manifests with one InferenceService or SupervisionPolicy, with the API server's rules."""
 
 from __future__ import annotations
 
@@ -44,18 +41,12 @@ def read_text(file: Path) -> str:
 
 
 def read_service(path: Path) -> InferenceService:
-    """Return the InferenceService in ``path``.
-
-    Raises :class:`UsageError` with a line for each problem: the file, the field, and what to do.
-    """
+    """Return the InferenceService in ``path``. Raises :class:`UsageError`."""
     return _read_resource(path, SERVICE_KIND, InferenceService)
 
 
 def read_policy(path: Path) -> SupervisionPolicy:
-    """Return the SupervisionPolicy in ``path``.
-
-    Raises :class:`UsageError` as :func:`read_service` does.
-    """
+    """Return the SupervisionPolicy in ``path``. Raises :class:`UsageError`."""
     return _read_resource(path, POLICY_KIND, SupervisionPolicy)
 
 
@@ -71,10 +62,7 @@ def _read_resource(path: Path, expected_kind: str, model: type[T]) -> T:
 
 
 def parse_document(position: str, document: dict[str, Any], model: type[T]) -> T:
-    """Parse ``document`` as a ``model``. Raises UsageError.
-
-    Each line of the message begins with ``position``.
-    """
+    """Parse ``document`` as a ``model``. Raises UsageError, whose lines begin with ``position``."""
     if (version := document.get("apiVersion")) != API_VERSION:
         raise UsageError(f"{position}: apiVersion: {version!r} is not supported: use {API_VERSION}")
     try:

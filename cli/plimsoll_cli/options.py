@@ -69,9 +69,9 @@ def connect(
 ) -> Cluster:
     """Return a client of the cluster that the options select.
 
-    Raises UsageError if the options are invalid or no cluster is configured. If
-    ``check_namespace`` is True, also raises UsageError if the namespace does not exist, and
-    RunError if the API server does not answer.
+    Raises UsageError if the options are invalid or no cluster is configured. With
+    ``check_namespace``, also raises UsageError if the namespace does not exist, and RunError if the
+    API server does not answer.
     """
     if namespace is not None and all_namespaces:
         raise UsageError("use either --namespace or --all-namespaces, not both")

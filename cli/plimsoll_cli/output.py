@@ -18,7 +18,6 @@ from plimsoll_cli import yaml_text
 
 Cell = str | Text
 COLUMN_GAP_CHARS, MIN_LAST_COLUMN_CHARS = 2, 6
-"""Number of spaces between two columns, and minimum width of the last column."""
 
 
 class Output(StrEnum):
@@ -73,10 +72,9 @@ def print_value(value: Any, output: Output) -> None:
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
-    """Return a table like kubectl's. If ``width`` is set, it is cut to this number of characters.
+    """Return a table like kubectl's, cut to ``width`` characters if it is set.
 
-    The last column is cut first, and then also the first column. The other columns keep their
-    widths.
+    The last column is cut first, then the first; the others keep their widths.
     """
     made = Table(box=None, padding=(0, COLUMN_GAP_CHARS, 0, 0), pad_edge=False, width=None)
     needed = [
@@ -116,7 +114,7 @@ def fit_columns(
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], console: Console) -> None:
-    """Print a table, cut to the width of the terminal. In a pipe, it is not cut."""
+    """Print a table, cut to the width of the terminal, but not in a pipe."""
     if console.is_terminal:
         console.print(make_table(columns, rows, console.width))
     else:
@@ -138,9 +136,9 @@ def draw_sparkline(
     low: float | None = None,
     high: float | None = None,
 ) -> str:
-    """Return the newest ``width`` values as a line of bars. A value of None becomes a space.
+    """Return the newest ``width`` values as a line of bars; None becomes a space.
 
-    The scale begins at ``low`` or below, and ends at ``high`` or above, so that all values fit.
+    The scale covers ``low``, ``high`` and all values.
     """
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None]
@@ -169,7 +167,7 @@ def draw_area_chart(
 ) -> list[str]:
     """Return an area chart of ``points`` as ``height`` lines, from top to bottom.
 
-    ``points`` are pairs of x and y, in the order of x. The result is empty if all have the same x.
+    ``points`` are pairs of x and y, in the order of x. Without a range of x, the result is empty.
     """
     begin, end = points[0][0], points[-1][0]
     if len(points) < 2 or end <= begin:
@@ -189,8 +187,8 @@ def draw_area_chart(
     return lines
 
 
+# If several points have this x, the last of them counts.
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Return the interpolated y at ``x``. If several points have this x, use the last of them."""
     for (x0, y0), (x1, y1) in zip(reversed(points[:-1]), reversed(points[1:]), strict=True):
         if x >= x0:
             return y1 if x1 <= x0 else y0 + (y1 - y0) * min((x - x0) / (x1 - x0), 1.0)

@@ -16,13 +16,13 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import format_field_path
 
 AskQuestion = Callable[[str, str], str]
-"""Function that asks a person for the value of a field and returns the answer. It takes the name of
-the field, as in :data:`QUESTIONS`, and its default value."""
+"""Function that asks a person for a field, given its name in :data:`QUESTIONS` and its default,
+and returns the answer."""
 
 
 @dataclass(frozen=True)
 class ManifestFields:
-    """Fields of the new manifest. Empty fields are omitted from it."""
+    """Fields of the new manifest; empty fields are omitted from it."""
 
     name: str
     model: str

@@ -12,7 +12,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
-    """Run ``main``. Return True if it ends by itself, and False if a signal stops it.
+    """Run ``main``; return True if it ends by itself, and False if a signal stops it.
 
     The first signal cancels ``main``, which may then clean up. A second signal cancels the cleanup.
     """
@@ -41,7 +41,7 @@ def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
 
 @contextlib.asynccontextmanager
 async def run_in_background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Return a context in which ``coroutines`` run. They are cancelled at its end.
+    """Return a context in which ``coroutines`` run; they are cancelled at its end.
 
     If a coroutine failed, its error is raised at the end of the context.
     """

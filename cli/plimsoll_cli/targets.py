@@ -54,7 +54,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that ``text`` names. A name without a kind names a pod.
+    """Return the target that ``text`` names; a name without a kind names a pod.
 
     Raises UsageError for an unknown kind.
     """

@@ -1,8 +1,7 @@
 """Read YAML scalars as kubectl does, and write YAML that all parsers read the same way.
 
 kubectl uses sigs.k8s.io/yaml, which differs from both versions of YAML: ``y`` and ``on`` are
-booleans, ``0o17`` is a number, and ``22:30`` is a string. The writer quotes each string that some
-version of YAML would read as another type.
+booleans, ``0o17`` is a number, and ``22:30`` is a string.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ YAML_CONSTANTS: dict[str, Any] = {
     **dict.fromkeys([sign + word for sign in ("", "+") for word in _INFINITY_SPELLINGS], math.inf),
     **dict.fromkeys(["-" + word for word in _INFINITY_SPELLINGS], -math.inf),
 }
-"""Values of the unquoted words that go.yaml.in/yaml/v2, and therefore sigs.k8s.io/yaml, reads as
-constants."""
+"""Values of the unquoted words that sigs.k8s.io/yaml reads as constants."""
 INTEGER_PATTERN = re.compile(
     r"(?P<sign>[-+]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)|0[oO]?(?P<oct>[0-7]+)"
     r"|(?P<dec>0|[1-9][0-9]*))"
@@ -96,7 +94,6 @@ def parse_plain_scalar(text: str) -> Any:
 
 
 def _parse_float(digits: str, text: str) -> Any:
-    """Return the number that ``digits`` represents; ``text`` itself if the number is too large."""
     number = float(digits)
     return text if math.isinf(number) else number
 
@@ -148,16 +145,15 @@ def format_float_key(number: float) -> str:
     return shown
 
 
+# Quotes each string that some version of YAML would read as another type.
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes each string that some version of YAML would read as another type."""
-
+    # Lists in mappings are indented, as in most manifests.
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        """Indent lists in mappings, as most manifests do."""
         super().increase_indent(flow, False)
 
 
 OTHER_LINE_BREAKS_PATTERN = re.compile("[\r\x85\u2028\u2029\ufeff]")
-"""Characters that only some versions of YAML treat as line breaks. PyYAML would fold them."""
+"""Pattern for line breaks of only some versions of YAML, which PyYAML would fold."""
 
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

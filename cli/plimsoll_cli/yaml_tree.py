@@ -1,8 +1,7 @@
 """Parse manifests as kubectl does, and record the position of each value in the text.
 
-kubectl's scanner is a port of libyaml, so libyaml accepts the same texts and is used here.
-:mod:`plimsoll_cli.yaml_text` interprets the scalars. Files are untrusted, so their size, depth and
-number of expanded aliases are limited.
+kubectl's scanner is a port of libyaml, which is therefore used here. Files are untrusted, so their
+size, depth and number of expanded aliases are limited.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from plimsoll_cli.yaml_text import (
 )
 
 MAX_FILE_BYTES = 16 << 20
-"""Maximum size of a file. It is enough for 5,000 documents, each larger than most workloads."""
+"""Maximum size of a file, enough for 5,000 documents that are larger than most workloads."""
 MAX_DOCUMENT_BYTES = 3 << 20
-"""Maximum size of a document, which is also the API server's limit for requests."""
+"""Maximum size of a document, as the API server's limit for requests."""
 MAX_NESTING_LEVELS = 100
 MAX_EXPANDED_VALUES = 100_000
-"""Maximum number of values in a document after all aliases are expanded. kubectl's own limit is
-about 400,000."""
+"""Maximum number of values in a document with aliases expanded; kubectl's limit is about
+400,000."""
 
 
 @dataclass(slots=True)
@@ -71,10 +70,7 @@ class Node:
         return zip(self.children[::2], self.children[1::2], strict=True)
 
     def find_entry(self, name: str) -> Node | None:
-        """Return the last value with the key ``name``; None if there is none.
-
-        Merged mappings are not searched.
-        """
+        """Return the last value with the key ``name``, or None; ignore merged mappings."""
         found = None
         for key, value in (
             self.resolved.iterate_entries() if self.resolved.kind == "mapping" else ()
@@ -86,7 +82,7 @@ class Node:
     def read_value(self, strict: bool = False) -> Any:
         """Return the value as kubectl reads it.
 
-        Raises YamlError if kubectl rejects the value, and if ``strict``, also for a duplicate key.
+        Raises YamlError if kubectl rejects the value, or if ``strict``, for a duplicate key.
         """
         node = self.resolved
         if node.kind == "scalar":
@@ -134,18 +130,14 @@ class Node:
 
 
 class _MergeKey:
-    """Marker for the key ``<<``."""
+    pass
 
 
 MERGE_KEY = _MergeKey()
 
 
+# PyYAML's own composer loses the positions of aliases.
 class _Composer:
-    """Composer of nodes from libyaml's events.
-
-    PyYAML's own composer cannot be used, because it loses the positions of aliases.
-    """
-
     def __init__(self, text: str, is_json: bool) -> None:
         self.text, self.is_json = text, is_json
         self.anchors: dict[str, Node] = {}
@@ -156,7 +148,6 @@ class _Composer:
         self.events: Iterator[Any] = yaml.parse(shown, Loader=yaml.CSafeLoader)
 
     def compose_document(self) -> Node | None:
-        """Return the root of the first document; None if the text is empty."""
         try:
             for event in self.events:
                 if isinstance(event, yaml.DocumentStartEvent):
@@ -237,8 +228,8 @@ class _Composer:
                 made.end = start + len(body.rstrip(" \t\r\n"))
         return made
 
+    # Raises YamlError if aliases expand to too many values.
     def compose_alias(self, event: Any, depth: int) -> Node:
-        """Return an alias node. Raises YamlError if aliases expand to too many values."""
         target = self.anchors.get(event.anchor)
         if target is None:
             raise YamlError(
@@ -273,7 +264,7 @@ def _get_position(event: Any) -> tuple[int, int]:
 
 
 SURROGATE_PAIR_PATTERN = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-"""Pattern for a pair of JSON escapes for one character, such as an emoji. YAML has no such
+"""Pattern for a pair of JSON escapes for one character, such as an emoji; YAML has no such
 pairs."""
 CONTROL_PATTERN = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 """Pattern for characters that are valid in JSON strings, but not in YAML."""
@@ -371,11 +362,8 @@ def split_documents(text: str) -> list[Document]:
 _LINE_PATTERN = re.compile(r"[^\n]*\n|[^\n]+")
 
 
+# Only the first document of a file may be JSON; kubectl reads the others as YAML.
 def _make_document(separator: str, text: str, line: int, is_first: bool) -> Document:
-    """Return a document, and detect whether it is JSON.
-
-    Only the first document of a file may be JSON; kubectl reads the others as YAML.
-    """
     if not is_first or not text.lstrip().startswith("{"):
         return Document(separator, text, line)
     try:
@@ -385,8 +373,8 @@ def _make_document(separator: str, text: str, line: int, is_first: bool) -> Docu
     return Document(separator, text, line, is_json=True)
 
 
+# None if the file is not a series of JSON objects without separators.
 def _split_json_stream(separator: str, text: str) -> list[Document] | None:
-    """Split a file of JSON objects without separators. Return None for any other file."""
     if not text.lstrip().startswith("{"):
         return None
     made: list[Document] = []

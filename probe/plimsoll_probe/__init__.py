@@ -2,11 +2,11 @@
 
 An init container copies the package into the engine's container. The engine's plugin entry points
 (``vllm.general_plugins``, ``sglang.srt.plugins``) and ``sitecustomize`` load it in every Python
-process there. Each process listens on a Unix socket and does nothing until it is queried; see
-:mod:`plimsoll_probe.listener`. The package needs only the standard library of Python 3.10.
+process there.
 
-The sockets are in the folder ``PLIMSOLL_PROBE_DIR``. If this variable is unset, or if
-``PLIMSOLL_PROBE`` is ``off``, the probe does not start.
+Each process listens on a Unix socket in the folder ``PLIMSOLL_PROBE_DIR``. If this variable is
+unset, or if ``PLIMSOLL_PROBE`` is ``off``, the probe does not start. The package needs only the
+standard library of Python 3.10.
 """
 
 import os
@@ -15,7 +15,6 @@ import threading
 ENABLED_VARIABLE = "PLIMSOLL_PROBE"
 """Environment variable that disables the probe if its value is in :data:`OFF_VALUES`."""
 DIRECTORY_VARIABLE = "PLIMSOLL_PROBE_DIR"
-"""Environment variable with the folder of the sockets."""
 OFF_VALUES = frozenset({"off", "0", "false", "no"})
 
 _lock = threading.Lock()
@@ -23,10 +22,7 @@ _started = False
 
 
 def start() -> None:
-    """Start this process's listener, and those of its forked children. Never raises.
-
-    Later calls in the same process have no effect.
-    """
+    """Start this process's listener, and those of its forked children; never raises."""
     global _started
     try:
         folder = os.environ.get(DIRECTORY_VARIABLE, "")

@@ -8,23 +8,17 @@ from typing import Dict, List, Tuple
 from plimsoll_probe.diagnostics import BATCH_PAUSE_S, MAX_TABLE_ROWS, MAX_TEXT_CHARS
 
 MAX_TRACE_S = 60.0
-"""Maximum duration of a trace in seconds."""
 MAX_CPU_S_PER_TRACE = 0.025
-"""Maximum CPU time of the process during a trace, in seconds. This limits the delay of requests:
-under tracemalloc, code that only allocates runs six times slower (Python 3.11)."""
+"""Maximum CPU time of the process during a trace, which limits the delay of requests: under
+tracemalloc, code that only allocates runs six times slower (Python 3.11)."""
 MAX_TRACE_BYTES = 512 << 10
-"""Maximum size of tracemalloc's own tables in bytes. Tables of this size have 8,192 entries, and a
-snapshot of them takes two milliseconds."""
+"""Maximum size of tracemalloc's own tables; a snapshot of such tables takes two milliseconds."""
 CHECK_INTERVAL_S = 0.005
 TRACES_PER_BATCH = 500
 
 
 class AllocationTracer:
-    """Tracer that sums up allocations by source line.
-
-    Because tracing slows Python down, a trace ends by itself after :data:`MAX_TRACE_S`,
-    :data:`MAX_CPU_S_PER_TRACE` or :data:`MAX_TRACE_BYTES`, whichever is reached first.
-    """
+    """Tracer that sums up allocations by source line; it stops at the first of its limits."""
 
     def __init__(self) -> None:
         self._is_owner = False
@@ -37,11 +31,11 @@ class AllocationTracer:
 
     @property
     def is_running(self) -> bool:
-        """Whether a trace of this tracer is running. Traces of other code do not count."""
+        """Whether a trace of this tracer is running; traces of other code do not count."""
         return self._is_owner and tracemalloc.is_tracing()
 
     def get_trace_bytes(self) -> int:
-        """Return the current memory use of the trace itself, in bytes."""
+        """Return the memory use of the trace itself."""
         tables = tracemalloc.get_tracemalloc_memory() if self.is_running else 0
         return tables + self._snapshot_bytes
 

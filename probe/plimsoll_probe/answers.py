@@ -1,4 +1,4 @@
-"""Answer requests for reports, diagnostics and trims. The code runs only during a request."""
+"""Answer requests for reports, diagnostics and trims."""
 
 import os
 import time
@@ -16,9 +16,8 @@ from plimsoll_probe.memory import (
 from plimsoll_probe.trim import trim_memory
 
 REPORT_VERSION = 1
-"""Version of the report format."""
 MAX_CPU_SHARE = 0.002
-"""Maximum share of one CPU that reports may take. Expensive reports are therefore cached longer."""
+"""Maximum share of one CPU that reports may take; expensive reports are cached longer."""
 
 
 class ReportCache:

@@ -13,17 +13,16 @@ MAX_THREADS = 256
 MAX_FRAMES = 64
 MAX_TEXT_CHARS = 1 << 20
 MAX_TABLE_ROWS = 40
-"""Maximum number of rows in a table of types or of source lines."""
 OBJECTS_PER_BATCH = 10_000
 BATCH_PAUSE_S = 0.05
-"""Pause in seconds between two batches, each of which takes the GIL for a millisecond or less."""
+"""Pause between two batches, each of which takes the GIL for a millisecond or less."""
 MAX_DIAGNOSTICS_BYTES = 8 << 20
-"""Maximum memory in bytes that lists of objects and tables of a trace may take together."""
+"""Maximum memory that lists of objects and tables of a trace may take together."""
 _object_list_bytes = 0
 
 
 def get_object_list_bytes() -> int:
-    """Return the current size in bytes of the list that :func:`format_gc_objects` counts."""
+    """Return the current size of the list that :func:`format_gc_objects` counts."""
     return _object_list_bytes
 
 
@@ -47,8 +46,7 @@ def format_stacks() -> str:
 def format_gc_objects() -> str:
     """Return the garbage collector's statistics and the most frequent types of tracked objects.
 
-    Listing the objects holds the GIL. If the process has too many, only the young generations are
-    counted.
+    If the process has too many objects, only the young generations are counted.
     """
     lines = [f"-- collections {gc.get_stats()}"]
     counted: "collections.Counter[type]" = collections.Counter()
@@ -70,7 +68,6 @@ def format_gc_objects() -> str:
 
 
 def _count_types(objects: List[Any], counted: "collections.Counter[type]") -> int:
-    """Count the types of ``objects`` in ``counted``, and empty ``objects``. Return their number."""
     global _object_list_bytes
     size = len(objects)
     while objects:

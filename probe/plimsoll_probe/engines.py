@@ -1,8 +1,8 @@
 """Read the state of vLLM or SGLang from its Python objects: role, steps, caches and their bounds.
 
-vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. The object whose method runs the
-loop owns all other objects. The probe finds this object on the thread's stack, so the engine's code
-stays unchanged. If another version lacks an attribute, the value is unknown.
+vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. The probe finds the object whose
+method runs the loop on the thread's stack, so the engine's code stays unchanged. If another version
+lacks an attribute, the value is unknown.
 """
 
 import sys
@@ -32,7 +32,7 @@ class LoopOwner(NamedTuple):
 
 
 class EngineReader:
-    """Reader of the engine's state. It caches the sizes that never change."""
+    """Reader of the engine's state; it caches the sizes that never change."""
 
     def __init__(self) -> None:
         self._role = ""
@@ -81,8 +81,8 @@ class EngineReader:
         return entries + list(self._fixed.values())
 
 
+# None if no known loop is on the stack.
 def _find_loop_owner(thread_id: Optional[int]) -> Optional[LoopOwner]:
-    """Return the object that runs the thread's loop; None if no known loop is on the stack."""
     frame = sys._current_frames().get(thread_id or 0)
     for _ in range(MAX_FRAMES):
         if frame is None:
@@ -101,8 +101,8 @@ def _find_loop_owner(thread_id: Optional[int]) -> Optional[LoopOwner]:
     return None
 
 
+# ``path`` is dotted; the result is None if an attribute is missing.
 def _get_nested_attribute(start: Any, path: str) -> Any:
-    """Return the attribute at a dotted path; None if it is missing."""
     for name in path.split("."):
         start = getattr(start, name, None)
         if start is None:
@@ -162,8 +162,8 @@ def _read_grammar_cache(core: Any) -> Optional[Dict[str, Any]]:
     return _make_ledger_entry("grammar_cache", "host", compiler.get_cache_size_bytes(), bound)
 
 
+# None if the model runs in another process.
 def _find_model_runner(loop_owner: Any) -> Any:
-    """Return the object that runs the model; None if it is not in this process."""
     for path in (
         "worker.worker.model_runner",
         "worker.model_runner",
@@ -212,8 +212,8 @@ def _read_kv_cache(loop_owner: Any) -> Optional[Dict[str, Any]]:
     return _make_tensor_entry("kv_cache", tensors) if isinstance(tensors, (list, tuple)) else None
 
 
+# Storage that several layers share counts once.
 def _make_tensor_entry(owner: str, tensors: Any) -> Optional[Dict[str, Any]]:
-    """Return the ledger entry for ``tensors``. Storage that several layers share counts once."""
     storages = {}
     for tensor in list(tensors)[:MAX_TENSORS]:
         storage = tensor.untyped_storage()

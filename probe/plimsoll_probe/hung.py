@@ -1,8 +1,7 @@
 """Write the stacks of a process that cannot answer because a hanging call holds the GIL.
 
 On :data:`STACKS_SIGNAL`, ``faulthandler`` appends the stacks to the file ``PID.stacks`` next to the
-socket. Its handler is in C and needs neither the GIL nor another lock. If other code already
-handles the signal, the probe installs no handler and creates no file.
+socket. Its handler is in C and needs neither the GIL nor another lock.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ STACKS_SIGNAL = 43
 
 
 class StackFile:
-    """File for the stacks of this process. A forked child opens its own file."""
+    """File for the stacks of this process; a forked child opens its own file."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -1,10 +1,7 @@
 """Listen on a Unix socket, with one daemon thread that waits in ``accept``.
 
-A request is one line of JSON, ``{"do": NAME}``, with a name from
-:data:`plimsoll_probe.answers.ANSWER_BY_REQUEST_NAME`. The answer is one JSON object, after which
-the connection is closed. Only processes of the same user or of root get an answer. The socket is
-``PID.sock`` in the folder. A forked child listens on its own socket, and a child that executes
-Python starts its own probe.
+A request is one line of JSON, ``{"do": NAME}``, and the answer is one JSON object. Only processes
+of the same user or of root get an answer. A forked child listens on its own socket.
 """
 
 import atexit
@@ -23,12 +20,11 @@ from plimsoll_probe.memory import watch_freezes
 
 MAX_REQUEST_BYTES = 4096
 CLIENT_TIMEOUT_S = 2.0
-"""Seconds after which a client that neither sends nor reads is disconnected."""
 ACCEPT_FAILURE_PAUSE_S = 1.0
-"""Pause in seconds after a failed accept, for example if no file descriptor is left."""
+"""Pause after a failed accept, for example if no file descriptor is left."""
 MAX_FORK_DELAY_S = 0.05
-"""Maximum time in seconds for which a fork waits until the current answer is complete. A report
-takes a millisecond. Diagnostics may take longer, but hold no lock of the engine."""
+"""Maximum time for which a fork waits until the current answer is complete; a report takes a
+millisecond."""
 LISTEN_BACKLOG = 4
 
 
@@ -61,8 +57,8 @@ class _Listener:
                 os.unlink(self._path)
         self._stacks.close()
 
+    # The child must not inherit a held lock.
     def lock_before_fork(self) -> None:
-        """Wait until the current answer is complete, so that the child inherits no held lock."""
         self._holds_lock = self._answer_lock.acquire(timeout=MAX_FORK_DELAY_S)
 
     def unlock_after_fork(self) -> None:
@@ -71,7 +67,6 @@ class _Listener:
             self._answer_lock.release()
 
     def reopen_in_child(self) -> None:
-        """Close the parent's socket, and listen on a new one."""
         try:
             self._holds_lock, self._answer_lock = False, threading.Lock()
             inherited, self._socket = self._socket, None
@@ -107,8 +102,8 @@ def _serve_client(client: socket.socket) -> None:
         client.sendall(json.dumps(_answer_line(line)).encode())
 
 
+# None if the line is too long or arrives too slowly.
 def _read_line(client: socket.socket) -> Optional[bytes]:
-    """Return the request line; None if it is too long or arrives too slowly."""
     deadline = time.monotonic() + CLIENT_TIMEOUT_S
     data = b""
     while not data.endswith(b"\n"):
@@ -130,7 +125,6 @@ def _answer_line(line: bytes) -> "dict[str, Any]":
 
 
 def _remove_stale_files(folder: str) -> None:
-    """Remove the files of processes that no longer exist."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             pid, _, ending = name.partition(".")

@@ -1,4 +1,4 @@
-"""Measure the memory of this process, in bytes. Unknown values are absent."""
+"""Measure the memory of this process in bytes; unknown values are absent."""
 
 import ctypes
 import gc
@@ -7,25 +7,23 @@ import sys
 from typing import Any, Callable, Dict, List, Optional
 
 MEAN_BLOCK_BYTES = 92
-"""Mean size of a pymalloc block. ``sys._debugmallocstats`` reports 92.3 bytes in a model runner and
-in an API server of vLLM 0.32, and 91.6 bytes if only transformers is loaded."""
+"""Mean size of a pymalloc block. ``sys._debugmallocstats`` reports 92.3 bytes in a model runner
+and in an API server of vLLM 0.32, and 91.6 bytes if only transformers is loaded."""
 TEST_ALLOCATION_BYTES, NUM_TEST_ALLOCATIONS = 16 << 20, 8
 """Size and number of the test allocations that show which malloc is in use."""
 MAX_DEVICES = 64
 MAX_FAST_GC_OBJECTS, MAX_FAST_GC_BLOCKS = 100_000, 300_000
-"""Maximum number of objects, and of their pymalloc blocks, for a fast garbage collection. A
-collection of 100,000 objects takes 8 ms (Python 3.11). An object has about three blocks."""
+"""Maximum number of objects, and of their pymalloc blocks, for a fast garbage collection:
+100,000 objects take 8 ms (Python 3.11) and have about three blocks each."""
 YOUNG_GENERATIONS = (0,) if sys.version_info >= (3, 14) else (0, 1)
 """Generations of the garbage collector that usually have at most a few thousand objects."""
 MAX_STATUS_BYTES = 1 << 14
-"""Maximum number of bytes to read from /proc/self/status."""
 _uuid_by_index: Dict[int, str] = {}
 _blocks_at_freeze = 0
 
 
+# ``struct mallinfo2`` of glibc 2.33 and later: ten sizes.
 class _Mallinfo2(ctypes.Structure):
-    """``struct mallinfo2`` of glibc 2.33 and later: ten sizes."""
-
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in (
@@ -52,16 +50,13 @@ def _get_bytes_in_use(info: Any) -> int:
     return int(info.uordblks + info.hblkhd)
 
 
+# Another malloc may be in use, such as jemalloc.
 def _uses_glibc_malloc() -> bool:
-    """Report whether glibc's malloc is in use, and not another one such as jemalloc."""
     return any(_mallinfo_counts_allocation() for _ in range(NUM_TEST_ALLOCATIONS))
 
 
+# Half of the test allocation suffices, because other threads may free memory at the same time.
 def _mallinfo_counts_allocation() -> bool:
-    """Report whether ``mallinfo2`` grows by at least half of the size of a test allocation.
-
-    Half suffices, because other threads may free memory at the same time.
-    """
     if _mallinfo2 is None:
         return False
     before = _get_bytes_in_use(_mallinfo2())
@@ -72,15 +67,14 @@ def _mallinfo_counts_allocation() -> bool:
 class AllocatorReader:
     """Reader of the memory use of glibc's malloc and of pymalloc.
 
-    pymalloc counts only blocks, so the bytes of Python objects are estimated:
-    :data:`MEAN_BLOCK_BYTES` for each block.
+    pymalloc counts only blocks, so each block counts as :data:`MEAN_BLOCK_BYTES`.
     """
 
     def __init__(self) -> None:
         self._glibc = _uses_glibc_malloc()
 
     def read(self) -> Dict[str, int]:
-        """Return the sizes in bytes and the number of blocks. Unknown values are absent."""
+        """Return the sizes and the number of blocks; unknown values are absent."""
         blocks = sys.getallocatedblocks()
         found = {"py_blocks": blocks, "python_objects": blocks * MEAN_BLOCK_BYTES}
         if self._glibc and _mallinfo2 is not None:
@@ -98,8 +92,8 @@ class AllocatorReader:
 def watch_freezes() -> None:
     """Wrap ``gc.freeze`` and ``gc.unfreeze`` to record the number of blocks at the last freeze.
 
-    ``gc.get_freeze_count`` would be too slow: it visits each frozen object and holds the GIL. For
-    the 700,000 objects of an API server of vLLM 0.32, it takes 80 ms.
+    ``gc.get_freeze_count`` holds the GIL for 80 ms with 700,000 objects, as in an API server of
+    vLLM 0.32.
     """
     freeze, unfreeze = gc.freeze, gc.unfreeze
 
@@ -117,10 +111,7 @@ def watch_freezes() -> None:
 
 
 def is_full_gc_fast() -> bool:
-    """Report whether a full garbage collection takes only milliseconds.
-
-    A collection skips frozen objects, so they do not count.
-    """
+    """Report whether a full garbage collection takes only milliseconds; it skips frozen objects."""
     # Counting the objects holds the GIL, so it must not be tried if they may be many.
     if sys.getallocatedblocks() - _blocks_at_freeze > MAX_FAST_GC_BLOCKS:
         return False
@@ -141,10 +132,7 @@ def get_young_objects() -> Optional[List[Any]]:
 
 
 def read_gc_statistics() -> Dict[str, List[int]]:
-    """Return the counts of ``collections`` and of ``collected`` objects, one per generation.
-
-    Both are counted from the start of the process.
-    """
+    """Return the counts of ``collections`` and ``collected`` objects, one per generation."""
     stats = gc.get_stats()
     return {key: [int(one[key]) for one in stats] for key in ("collections", "collected")}
 
@@ -186,7 +174,6 @@ def read_devices() -> List[Dict[str, Any]]:
 
 
 def _get_device_uuid(module: Any, index: int) -> Optional[str]:
-    """Return the UUID of a device; None if unknown."""
     if index not in _uuid_by_index:
         uuid = getattr(module.get_device_properties(index), "uuid", None)
         if uuid is None:
@@ -206,7 +193,7 @@ def read_pinned_bytes() -> Optional[int]:
 
 
 def trim_malloc() -> bool:
-    """Release malloc's free pages to the kernel. Return False if libc cannot do that."""
+    """Release malloc's free pages to the kernel; return False if libc cannot do that."""
     if _malloc_trim is None:
         return False
     _malloc_trim(0)

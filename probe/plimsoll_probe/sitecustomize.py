@@ -16,8 +16,8 @@ except Exception:  # noqa: BLE001, S110 - the engine must not notice
     pass
 
 
+# Python imports only the first ``sitecustomize`` on the path.
 def _run_next_sitecustomize() -> None:
-    """Run the next ``sitecustomize`` on the path, because Python imports only the first one."""
     here = os.path.dirname(os.path.realpath(__file__))
     others = [folder for folder in sys.path if os.path.realpath(folder) != here]
     spec = importlib.machinery.PathFinder.find_spec(__name__, others)

@@ -19,8 +19,8 @@ def trim_memory(idle: bool) -> Dict[str, Any]:
     a process with many objects. PyTorch's cached blocks are freed only if the engine is ``idle``,
     because freeing them waits for the device.
 
-    In the result, ``before`` and ``after`` are anonymous memory in bytes. ``device_before`` and
-    ``device_after`` are the bytes that PyTorch has reserved.
+    ``before`` and ``after`` are anonymous memory; ``device_before`` and ``device_after`` are what
+    PyTorch has reserved. All are in bytes.
     """
     steps: List[str] = []
     result: Dict[str, Any] = {"before": read_status_bytes("RssAnon"), "steps": steps}

@@ -21,7 +21,7 @@ from plimsoll_cli.output import show_spinner
 from plimsoll_cli.targets import Target
 
 READY_TIMEOUT_S = 900.0
-"""Maximum time that a restarted pod may take to become ready. Large models load for minutes."""
+"""Maximum time until a restarted pod is ready; large models load for minutes."""
 POLL_PERIOD_S = 2.0
 HANDSHAKE_STATUS_PATTERN = re.compile(r"Handshake status (\d{3})\b")
 PrintAnswer = Callable[[str, ActionAnswer], None]
@@ -39,10 +39,8 @@ def run_action_on_pods(
 ) -> None:
     """Run ``action`` on each supervised pod of ``target``, and print each answer.
 
-    Pods restart one after the other, each only when the one before is ready. After a failure, no
-    further pod is changed.
-
-    Raises RunError, which names the unchanged pods, and UsageError for the action ``drain``.
+    The action changes one pod after the other, and stops at the first failure. Raises RunError,
+    which names the unchanged pods, and UsageError for the action ``drain``.
     """
     if action == "drain":
         raise UsageError(
@@ -72,7 +70,6 @@ def run_action_on_pods(
 
 
 def _wait_until_restarted(cluster: Cluster, pod: str, epoch: str | None) -> None:
-    """Wait until ``pod`` is ready and its engine has a new epoch. Raises RunError."""
     end = time.monotonic() + READY_TIMEOUT_S
     with show_spinner(f"waiting until pod {pod} is ready again"):
         while not (_is_pod_ready(cluster, pod) and _read_epoch(cluster, pod) not in (None, epoch)):
@@ -91,8 +88,8 @@ def _is_pod_ready(cluster: Cluster, pod: str) -> bool:
         raise RunError(f"pod {pod} was deleted; its workload creates a replacement") from None
 
 
+# None if the engine does not answer.
 def _read_epoch(cluster: Cluster, pod: str) -> str | None:
-    """Return the epoch of the engine; None if the engine does not answer."""
     try:
         return get_status(make_supervisor_caller(cluster, pod), pod).epoch
     except RunError:
@@ -118,7 +115,6 @@ def refuse_last_ready_pod(cluster: Cluster, pod: str) -> None:
 
 
 def _find_service_with_last_ready_pod(cluster: Cluster, pod: str) -> str | None:
-    """Return the name of a Service whose only ready pod is ``pod``; None if there is none."""
     found, namespace = cluster.get(_make_pod_path(cluster, pod)), cluster.namespace or "default"
     if not is_ready(found):
         return None

@@ -1,7 +1,6 @@
 """Checks of ``plimsoll doctor`` on services, policies and the webhook.
 
-The webhook is tested with a dry run that creates a pod: the API server calls the webhook, but
-stores nothing.
+The webhook is tested with a dry run that creates a pod and stores nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ RESTARTABLE_KINDS = ("Deployment", "StatefulSet", "DaemonSet")
 """Kinds that ``kubectl rollout restart`` supports."""
 WEBHOOK_CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 WEBHOOK_NAME_SUFFIX = ".pods.plimsoll.dev"
-"""Suffix of the names of Plimsoll's webhooks."""
 CERTIFICATE_SECRET_KEYS = "tls.crt", "tls.key", "ca.crt"
 PROBLEM_CONDITIONS = {
     "Ready": "False", "EngineReady": "False", "SupervisorReady": "False", "Stalled": "True",
@@ -48,14 +46,13 @@ PROBLEM_CONDITIONS = {
 }  # fmt: skip
 """Conditions of an InferenceService, with the status that indicates a problem."""
 MIN_REMAINING_VALIDITY = datetime.timedelta(days=20)
-"""Minimum remaining validity of a certificate. The operator and cert-manager renew certificates
-earlier, so below this value the renewal is overdue."""
+"""Remaining validity of a certificate below which its renewal is overdue."""
 INSTALL_WEBHOOK_HINT = "install the chart with --set webhook.enabled=true"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check, printed as a line. ``ok`` is None if the check could not be made."""
+    """Result of one check, printed as a line; ``ok`` is None if the check could not be made."""
 
     name: str
     ok: bool | None
@@ -63,7 +60,7 @@ class Check:
 
 
 def get_objects(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
-    """Return the object ``name`` of a Plimsoll kind; all objects if ``name`` is None.
+    """Return the object ``name`` of a Plimsoll kind, or all objects without a name.
 
     Raises RunError, also if the object does not exist.
     """
@@ -79,7 +76,7 @@ def get_objects(cluster: Cluster, plural: str, name: str | None) -> list[Object]
 
 
 def check_service(service: Object) -> Check:
-    """Check the conditions of an InferenceService. The result lists all problems."""
+    """Check the conditions of an InferenceService; the result lists all problems."""
     name = f"service {service['metadata']['name']}"
     found, unread = _read_conditions(service)
     if unread:
@@ -96,10 +93,7 @@ def check_service(service: Object) -> Check:
 
 
 def check_memory_recommendation(name: str, status: Object) -> Iterator[Check]:
-    """Compare the memory request and limit with the recommendation in ``status``.
-
-    Yields nothing if there is no recommendation.
-    """
+    """Compare the memory request and limit with the recommendation in ``status``, if any."""
     recommendation = status.get("recommendation") or {}
     if not recommendation:
         return
@@ -112,10 +106,7 @@ def check_memory_recommendation(name: str, status: Object) -> Iterator[Check]:
 
 
 def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
-    """Return the conditions by type, and a message if they are outdated.
-
-    Otherwise, the message is empty.
-    """
+    """Return the conditions by type, and a message if they are outdated, otherwise ""."""
     meta, status = item["metadata"], item.get("status") or {}
     found = {str(one["type"]): one for one in status.get("conditions") or ()}
     if "Ready" in found and status.get("observedGeneration") == meta.get("generation"):
@@ -126,7 +117,7 @@ def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
 def find_not_ready_cause(cluster: Cluster, pod: Object) -> Cause | None:
     """Return why ``pod`` is not ready; None if no cause is known.
 
-    If several containers are not ready, a cause that needs a person's action takes precedence.
+    A cause that needs a person's action takes precedence.
     """
     meta, spec, events = pod["metadata"], pod["spec"], list[Object]()
     view = PodView.parse(pod)
@@ -199,7 +190,6 @@ def check_policy_status(policy: Object) -> Iterator[Check]:
 
 
 def _format_pods_by_workload(pods: Sequence[Object]) -> str:
-    """Return the names of ``pods`` by workload, each group with the command that recreates it."""
     held = defaultdict(list)
     for pod in pods:
         held[find_membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))
@@ -351,8 +341,7 @@ def check_admission(name: str, created_pod: Object, policy: str) -> Check:
 def make_test_pod(policy: Object) -> Object | None:
     """Return a pod that ``policy`` selects and can supervise, for a dry run.
 
-    Returns None if the policy's selector does not determine the labels of a pod. The pod meets the
-    restricted Pod Security Standard.
+    Returns None if the policy's selector does not determine the labels of a pod.
     """
     spec = policy.get("spec") or {}
     try:

@@ -1,7 +1,7 @@
 """Client of the API server for the command line: paginated lists, single objects, access reviews.
 
-Errors are raised as :class:`RunError`. The message says what is wrong: the API server does not
-answer, a permission is missing (with the RBAC rule that grants it), or a CRD version is missing.
+Errors are raised as :class:`RunError`, whose message names the cause, such as a missing permission
+with the RBAC rule that grants it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from plimsoll_cli.errors import RunError, UsageError
 Object = dict[str, Any]
 MAX_OBJECTS_PER_PAGE = 500
 MAX_LIST_RESTARTS = 5
-"""Maximum number of times that a list is read again from its first page. The API server keeps the
-state of a paginated list for only five minutes."""
+"""Maximum number of times that a list is read again; the API server keeps its state for five
+minutes."""
 REQUEST_TIMEOUT_S = 15.0
 
 
 class Cluster:
-    """Client of one cluster. If ``namespace`` is None, lists include all namespaces."""
+    """Client of one cluster; if ``namespace`` is None, lists include all namespaces."""
 
+    # Raises UsageError if no cluster is configured.
     def __init__(
         self,
         kubeconfig: Path | None = None,
@@ -42,7 +43,6 @@ class Cluster:
         namespace: str | None = None,
         all_namespaces: bool = False,
     ) -> None:
-        """Load the configuration as kubectl does. Raises UsageError if there is none."""
         configuration = k8s.Configuration()
         file = str(kubeconfig) if kubeconfig else None
         try:
@@ -87,8 +87,7 @@ class Cluster:
     ) -> Iterator[Object]:
         """Yield the objects of a kind in ``namespace``, by default in the client's namespace.
 
-        If the list expires between two pages, it is read again from the start. Each object is
-        still yielded only once. Raises RunError.
+        An object is yielded only once, even if the list expires and is read again. Raises RunError.
         """
         chosen = namespace or self.namespace
         where = f"/namespaces/{chosen}" if chosen else ""
@@ -174,8 +173,8 @@ class Cluster:
             raise ForbiddenError(format_denied_message(method, path)) from None
         raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
 
+    # Raises RunError if the CRD lacks the version that this command needs.
     def _check_crd(self, plural: str) -> None:
-        """Raise RunError if the CRD of the kind lacks the version that this command needs."""
         try:
             group = self.get(f"/apis/{API_GROUP}")
         except NotFoundError:
@@ -192,12 +191,9 @@ class Cluster:
             )
 
 
+# By default, Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such
+# as those of EKS. The connection pool adds the cluster's CA.
 def _make_ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
-    """Return a TLS context that verifies certificates as kubectl does.
-
-    By default, Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such
-    as those of EKS. The connection pool adds the cluster's CA.
-    """
     verify = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
     context = create_urllib3_context(cert_reqs=verify)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -211,7 +207,7 @@ class NotFoundError(RunError):
 
 
 class ForbiddenError(RunError):
-    """The API server responded with status 403. The message contains the missing RBAC rule."""
+    """The API server responded with status 403; the message contains the missing RBAC rule."""
 
 
 class _ExpiredError(Exception):

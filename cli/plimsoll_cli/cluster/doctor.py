@@ -34,8 +34,8 @@ from plimsoll_cli.cluster.supervised import (
 from plimsoll_cli.errors import RunError, UsageError
 
 MIN_KUBERNETES_MINOR = 34
-"""Minor version of the oldest supported Kubernetes release. 1.33 rejects the CRDs, because it
-estimates that their CEL rules cost too much."""
+"""Minor version of the oldest supported Kubernetes release; 1.33 rejects the CRDs, because of
+the estimated cost of their CEL rules."""
 MAX_TESTED_KUBERNETES_MINOR = 37
 """Minor version of the newest tested Kubernetes release."""
 REQUIRED_PERMISSIONS = (
@@ -55,14 +55,10 @@ UNREADY_TEXTS = {
     UNREADY_RESTART: "the engine is restarting",
 }
 MAX_WEBHOOK_TESTS = 8
-"""Maximum number of policies whose webhook is tested."""
 
 
 def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Yield the results of all checks. Checks whose failure may explain other failures come first.
-
-    ``service`` or ``policy`` limits the checks to one service or policy.
-    """
+    """Yield the results of all checks; those whose failure may explain others come first."""
     try:
         yield check_version(cluster.host, cluster.get("/version"))
     except RunError as error:
@@ -150,8 +146,8 @@ def _check_permissions(cluster: Cluster) -> Iterator[Check]:
         )
 
 
+# kubectl may confuse the ``inferenceservices`` of both.
 def _warn_about_kserve(cluster: Cluster) -> Iterator[Check]:
-    """Warn if KServe is installed, because kubectl may confuse ``inferenceservices`` of both."""
     with contextlib.suppress(RunError):
         cluster.get(f"/apis/{KSERVE_API_GROUP}")
         yield Check(
@@ -213,7 +209,6 @@ def _check_policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
 
 
 def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Check each supervised pod, and whether a person drained all pods of a service or workload."""
     from plimsoll_cli.actions import get_status
     from plimsoll_cli.cluster.actions import make_supervisor_caller
 
@@ -296,10 +291,7 @@ def _format_observation(answer: ActionAnswer) -> str:
 
 
 def check_shared_memory(name: str, answer: ActionAnswer) -> Iterator[Check]:
-    """Report the size of the files in ``/dev/shm`` that no process uses.
-
-    Yields nothing if the supervisor cannot see the engine's ``/dev/shm``.
-    """
+    """Report the size of the files in ``/dev/shm`` that no process uses, if it is known."""
     if answer.shared_memory_error:
         yield Check(f"{name} /dev/shm", None, f"unknown: {answer.shared_memory_error}")
     elif answer.shared_orphan is not None:
@@ -307,8 +299,8 @@ def check_shared_memory(name: str, answer: ActionAnswer) -> Iterator[Check]:
         yield Check(f"{name} /dev/shm", True, f"{size} in /dev/shm belong to no running process")
 
 
+# None if the supervisor can observe its engine.
 def _describe_supervisor_problem(cluster: Cluster, pod: Object) -> str | None:
-    """Return why the supervisor of ``pod`` cannot observe its engine; None if it can."""
     if not is_supervised(pod):
         return "the pod has no supervisor: add one with a SupervisionPolicy or plimsoll inject"
     if not pod["spec"].get("shareProcessNamespace"):

@@ -44,14 +44,13 @@ STATE_STYLES = {
     "RestartBudgetExhausted": "bold red",
 }  # fmt: skip
 MIN_CHART_WIDTH = 110
-"""Minimum terminal width that shows bars and sparklines."""
 MIN_TERMINAL_WIDTHS = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 90, "KIND": 140}
 """Minimum terminal width that shows each column."""
 
 
 @dataclass
 class BudgetHistory:
-    """Percentage of the leak budget that each row had consumed at the most recent refreshes."""
+    """Percentages of the leak budget that each row had consumed at the most recent refreshes."""
 
     values: dict[str, deque[float | None]] = field(default_factory=dict)
 
@@ -66,7 +65,7 @@ class BudgetHistory:
 
 
 def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
-    """Show services and policies. In a terminal, refresh them until Ctrl-C, unless ``once``."""
+    """Show services and policies; in a terminal, refresh them until Ctrl-C, unless ``once``."""
     out = make_console()
     rows = _read_rows(cluster)
     if not output.is_table:

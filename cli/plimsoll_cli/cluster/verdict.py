@@ -23,8 +23,7 @@ COLUMNS = ["NAMESPACE", "OBJECT", "REVISION", "LEAKS", "MINUTES LEFT", "MESSAGE"
 def show_verdicts(cluster: Cluster, revision: str, wait_s: float, output: Output) -> int:
     """Print the verdicts on ``revision``, and return the exit status of the worst verdict.
 
-    Waits up to ``wait_s`` seconds while the worst verdict is Unknown. Raises RunError if there is
-    no verdict at all.
+    Waits up to ``wait_s`` seconds while it is Unknown. Raises RunError if there is none.
     """
     deadline = time.monotonic() + wait_s
     while True:

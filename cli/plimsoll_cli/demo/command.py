@@ -36,7 +36,7 @@ DEMO_MANIFEST = Path(__file__).with_name("leaky.yaml")
 def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:
     """Run the demo and write its report to the directory ``out``.
 
-    Raises RunError if the demo failed. The report is still written.
+    Raises RunError if the demo failed; the report is still written.
     """
     model.require_modules("demo", "torch", "plimsoll_faults", "matplotlib")
     file = file or DEMO_MANIFEST
@@ -89,7 +89,6 @@ def _write_report(
     problems: list[str],
     print_line: runner.PrintLine,
 ) -> None:
-    """Write the report and print the story. Raises RunError if the demo failed."""
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
     values = compute_results(replace(observations, budget_bytes=budget))
@@ -131,7 +130,7 @@ def check_manifest(file: Path, service: InferenceService) -> None:
 def set_device(service: InferenceService, device: str) -> InferenceService:
     """Return a copy of ``service`` that runs on ``cpu`` or ``cuda``.
 
-    The model runs in float32, so that texts can be compared between runs.
+    It uses float32, so that texts can be compared between runs.
     """
     args = [*service.spec.engine.args, f"--device={device}", "--dtype=float32"]
     return _update_engine(service, {"args": args})

@@ -1,8 +1,7 @@
-"""Compute the results of the demo from incidents, trace and replies. No I/O.
+"""Compute the results of the demo from incidents, trace and replies, without I/O.
 
-Host memory is computed from the trace as in the detector. The baseline is the memory of the idle
-engine before the first request. It is compared with the memory of the idle engine after the last
-request, when a new worker runs.
+Host memory is computed from the trace as in the detector. The memory of the idle engine after the
+last request is compared with that before the first request.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from plimsoll_cli.figures import compute_percentile
 from plimsoll_cli.local import traces
 
 MAX_REMAINING_GROWTH_SHARE = 0.1
-"""Maximum share of the growth that may remain after the restart."""
 WORKER_RESTART_STEP = Reason.WORKER_RESTART.value
 
 
@@ -33,7 +31,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class LeakProbability:
-    """Probability, at the Unix time ``at``, that host memory leaks."""
+    """Probability that host memory leaks, at the Unix time ``at``."""
 
     at: float
     probability: float
@@ -115,7 +113,7 @@ def find_pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]
 def find_overlapping_gaps(reply: Reply, window: tuple[float, float]) -> list[tuple[float, float]]:
     """Return the start and end of each gap between chunks that overlaps ``window``.
 
-    Returns an empty list if the reply was not running at the start of ``window``.
+    The list is empty if the reply was not running at the start of ``window``.
     """
     begin, end = window
     if not reply.sent_at <= begin <= reply.ended_at:
@@ -131,10 +129,7 @@ def compute_idle_bytes(memory: Sequence[MemorySample], begin: float, end: float)
 
 
 def compute_results(observed: Observations) -> dict[str, float | int | None]:
-    """Return the results of the demo by name. Unknown results are None.
-
-    Each name ends with the unit.
-    """
+    """Return the results of the demo by name; unknown results are None."""
     incident = find_cured_incident(observed.incidents)
     windows = find_restarts(observed.incidents)
     met = find_pauses(observed.replies, windows)
@@ -176,15 +171,14 @@ def compute_results(observed: Observations) -> dict[str, float | int | None]:
 
 
 def _find_budget_exceeded_time(observed: Observations, incident: IncidentRecord) -> float | None:
-    """Return the Unix time at which the growth exceeded the leak budget; None if it never did."""
     if incident.baseline_bytes is None or observed.budget_bytes is None:
         return None
     line = incident.baseline_bytes + observed.budget_bytes
     return next((point.at for point in observed.memory if point.bytes > line), None)
 
 
+# From the idle baseline to the restart; None if unknown.
 def _compute_growth(incident: IncidentRecord, idle_bytes: int | float | None) -> int | None:
-    """Return the growth from the idle baseline to the restart in bytes; None if unknown."""
     if incident.before_bytes is None or idle_bytes is None:
         return None
     return incident.before_bytes - int(idle_bytes)

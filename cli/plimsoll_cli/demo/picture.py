@@ -29,7 +29,7 @@ STEP_COLOURS = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart"
 
 
 def draw_chart(file: Path, title: str, observed: Observations, budget_bytes: int | None) -> None:
-    """Draw the chart, and save it to ``file``. Its time axis starts at the first request."""
+    """Draw the chart, and save it to ``file``; its time axis starts at the first request."""
     start = observed.times.traffic_from
     figure, (top, middle, bottom) = pyplot.subplots(
         3, 1, sharex=True, figsize=(13, 8), height_ratios=(3, 1, 1.4), layout="constrained"

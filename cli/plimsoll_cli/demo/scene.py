@@ -31,7 +31,7 @@ from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import LiveView, Screen
 
 IDLE_PHASE_S = 4.0
-"""Duration of the idle phase before the traffic. It is long enough for several samples."""
+"""Duration of the idle phase before the traffic, enough for several samples."""
 EXTRA_STREAMING_S = 8.0
 """Time for which the clients continue to send requests after an incident was resolved."""
 POLL_INTERVAL_S = 0.25
@@ -41,7 +41,7 @@ STOP_TIMEOUT_S = 10.0
 class DemoRun:
     """One run of the leaky service.
 
-    ``problems`` lists failures such as an exit of a container, which the results do not show.
+    ``problems`` lists failures that the results do not show, such as an exit of a container.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DemoRun:
     ) -> Observations:
         """Run the leaky service until a worker restart has resolved an incident, or ``deadline``.
 
-        ``deadline`` is a time of the event loop. Reaching it is recorded in ``problems``.
+        ``deadline`` is a time of the event loop.
         """
 
         def record_problem(line: str) -> None:
@@ -142,7 +142,6 @@ class DemoRun:
 
 
 def _make_recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Container:
-    """Return a container that records a trace with the supervisor's recorder."""
     program = (sys.executable, "-m", "plimsoll_cli.main", "record")
     argv = (*program, str(file.absolute()), f"--run-dir={plan.root}")
     return Container(
@@ -150,8 +149,8 @@ def _make_recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Co
     )
 
 
+# None without a device or if unknown.
 def _sum_torch_allocated(poller: Poller) -> int | None:
-    """Return PyTorch's allocated bytes on all devices; None without a device or if unknown."""
     status = poller.snapshot.status
     sizes = [device.torch_allocated for device in status.devices] if status else []
     known = [size for size in sizes if size is not None]

@@ -32,15 +32,14 @@ PROMPTS = tuple(
     )
 )
 TOKENS_PER_COMPLETION = 128
-"""Number of tokens in each reply. A reply takes a second or more, so a restart interrupts most
-streams."""
+"""Number of tokens in each reply, which takes a second or more, so that a restart interrupts it."""
 CHUNK_TIMEOUT_S = 60.0
-"""Time without a chunk after which a stream counts as broken. It is longer than any restart."""
+"""Time without a chunk after which a stream counts as broken; longer than any restart."""
 PAUSE_AFTER_ERROR_S = 0.5
 
 
 class ReplyState(StrEnum):
-    """State of a reply. ``failed`` means an error before the stream, ``broken`` an error in it."""
+    """State of a reply; ``failed`` is an error before the stream, and ``broken`` an error in it."""
 
     RUNNING = "running"
     COMPLETE = "complete"
@@ -50,7 +49,7 @@ class ReplyState(StrEnum):
 
 @dataclass
 class Reply:
-    """Reply to one request. Times, such as the arrivals of ``chunks``, are in Unix seconds."""
+    """Reply to one request; times, such as the arrivals of ``chunks``, are in Unix seconds."""
 
     stream: int
     prompt: int
@@ -67,7 +66,7 @@ class Reply:
 
 
 class StreamingClients:
-    """Group of ``count`` concurrent clients, each of which sends one prompt after another.
+    """Concurrent clients, each of which sends one prompt after another.
 
     ``references`` are the expected texts of the prompts.
     """
@@ -164,11 +163,9 @@ async def send_prompt(client: httpx.AsyncClient, model: str, reply: Reply) -> No
     reply.end = ReplyState.COMPLETE if reply.error is None else failure
 
 
+# Returns what is wrong with the stream; None if it is complete. Raises ValueError for an event
+# that is not JSON.
 async def _read_stream(answer: httpx.Response, reply: Reply) -> str | None:
-    """Read a stream into ``reply``. Return what is wrong with the stream; None if it is complete.
-
-    Raises ValueError for an event that is not JSON.
-    """
     finish = None
     async for line in answer.aiter_lines():
         data = line.removeprefix("data: ")

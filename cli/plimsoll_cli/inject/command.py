@@ -1,7 +1,7 @@
 """Add supervisors to the workloads in a file, or remove them.
 
-Only the changed parts of a document's text are rewritten. An annotation of the supervisor's
-ConfigMap records the changes, so that :func:`remove_from_file` can undo them.
+Only the changed parts of the text are rewritten. An annotation of the supervisor's ConfigMap
+records the changes, so that :func:`remove_from_file` can undo them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from plimsoll_operator.render.names import make_supervisor_name
 Object = dict[str, Any]
 
 RECORD_ANNOTATION = "plimsoll.dev/injected"
-"""Annotation of an injected ConfigMap. Its value names the changed document and lists the
-changes."""
+"""Annotation of an injected ConfigMap, which names the changed document and lists the changes."""
 REWRITE_MESSAGE = (
     "plimsoll inject cannot edit this document without changing its meaning; rewrite it in block"
     " style"
@@ -59,10 +58,10 @@ class ManifestObject:
 
 @dataclass
 class ParsedDocument:
-    """Document of a file, and its changes. ``value`` is None if the document is empty.
+    """Document of a file, and its changes; ``value`` is None if it is empty.
 
     ``added`` are the objects to insert before the document. ``replacements`` are the changed
-    objects in the document, by the ``id`` of the node that they replace.
+    objects by the ``id`` of the node that they replace.
     """
 
     document: Document
@@ -79,7 +78,7 @@ def inject_into_file(
     """Return the text of ``file`` with supervisors, and notes for a person.
 
     Raises UsageError if the file cannot be read, if a workload that ``selection`` names cannot be
-    supervised, or if no supervisor was added. The message names file, object and field.
+    supervised, or if no supervisor was added.
     """
     text = _remove_injected(read_text(file), file)
     parsed = read_documents(text, file)
@@ -189,7 +188,6 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
 
 
 def _iterate_objects(value: Any, node: Node, position: str, file: Path) -> Iterator[ManifestObject]:
-    """Yield the object ``value``, or the items if it is a List. Raises UsageError."""
     if not isinstance(value, dict):
         shown = {list: "a list", type(None): "nothing"}.get(type(value), "a string or a number")
         raise UsageError(
@@ -229,7 +227,6 @@ def add_file_context(
 def _collect_fields_by_name(
     objects_in_file: list[ManifestObject], kind: str, field: str
 ) -> dict[str, Object]:
-    """Return the values of ``field`` in all objects of a kind, by the object's name."""
     return {
         str(metadata.get("name")): parsed
         for place in objects_in_file
@@ -246,7 +243,6 @@ def format_kind(document: Object) -> str:
 
 
 def _render_document(parsed: ParsedDocument) -> str:
-    """Return the text of a document with its changes applied. Raises EditError."""
     document = parsed.document
     if parsed.root is None or parsed.value is None or not parsed.replacements:
         return document.separator + document.text
@@ -275,8 +271,8 @@ def _render_document(parsed: ParsedDocument) -> str:
     return document.separator + "".join(block + separator for block in blocks) + text
 
 
+# ``replacements`` are keyed by the ``id`` of a node.
 def _replace_objects(value: Any, node: Node, replacements: dict[int, Object]) -> Any:
-    """Return a copy of ``value`` with ``replacements``, which are keyed by the ``id`` of a node."""
     if id(node) in replacements:
         return replacements[id(node)]
     items = node.find_entry("items")
@@ -289,7 +285,6 @@ def _replace_objects(value: Any, node: Node, replacements: dict[int, Object]) ->
 
 
 def _remove_injected(text: str, file: Path) -> str:
-    """Return ``text`` without the recorded changes."""
     if RECORD_ANNOTATION not in text:
         return text
     parsed = read_documents(text, file)
@@ -320,7 +315,6 @@ def _remove_injected(text: str, file: Path) -> str:
 
 
 def _find_injection_record(parsed: ParsedDocument) -> list[str] | None:
-    """Return the recorded changes in an object's annotation, as lines; None without a record."""
     metadata = (parsed.value or {}).get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
     found = annotations.get(RECORD_ANNOTATION) if isinstance(annotations, dict) else None
@@ -328,7 +322,6 @@ def _find_injection_record(parsed: ParsedDocument) -> list[str] | None:
 
 
 def _format_identity(document: Object | None) -> str:
-    """Return kind, namespace and name of a document, on one line."""
     if document is None:
         return ""
     metadata = document.get("metadata")
@@ -338,7 +331,7 @@ def _format_identity(document: Object | None) -> str:
 
 
 class _ConfigMapNames:
-    """Names of the ConfigMaps in a file, to find conflicts with the supervisors' ConfigMaps."""
+    """Names of the ConfigMaps in a file, to find conflicts with those of the supervisors."""
 
     def __init__(self, objects_in_file: list[ManifestObject]) -> None:
         self.taken = {
@@ -354,11 +347,7 @@ class _ConfigMapNames:
         return str(meta.get("namespace") or ""), str(meta.get("name"))
 
     def find_name_conflict(self, document: Object, config_map: Object | None = None) -> str | None:
-        """Return an error message if the supervisor's ConfigMap has the name of another ConfigMap.
-
-        Returns None if there is no conflict. ``config_map`` is the ConfigMap of the supervisor for
-        ``document``; None if it could not be created for another reason.
-        """
+        """Return an error message if the supervisor's ConfigMap has the name of another one."""
         namespace, name = self.make_key(document)
         key = (
             (namespace, make_supervisor_name(name))
@@ -373,7 +362,6 @@ class _ConfigMapNames:
         )
 
     def reserve_name(self, injected: InjectedDocument, document: Object) -> None:
-        """Reserve the name of a supervisor's ConfigMap. Raises InjectionError if it is taken."""
         if injected.config_map is None:
             return
         if (taken := self.find_name_conflict(document, injected.config_map)) is not None:
@@ -399,7 +387,7 @@ _COMMA_PATTERN = re.compile(r",(?![^(]*\))")
 
 @dataclass(frozen=True)
 class Selection:
-    """Selection of objects by name and labels. If ``names`` is empty, all names match."""
+    """Selection of objects by name and labels; if ``names`` is empty, all names match."""
 
     names: frozenset[str] = frozenset()
     requirements: tuple[Requirement, ...] = ()
@@ -437,9 +425,6 @@ def _parse_requirement(text: str) -> Requirement:
     )
 
 
+# An object without the label meets a negated requirement, as in the Kubernetes API.
 def _make_set_requirement(key: str, values: set[str], negated: bool) -> Requirement:
-    """Return the requirement that a label has one of ``values``, or none of them if ``negated``.
-
-    An object without the label meets a negated requirement, as in the Kubernetes API.
-    """
     return lambda labels: ((key in labels) and labels[key] in values) is not negated

@@ -1,7 +1,7 @@
 """Minimal edits of a YAML or JSON text, and their reversal.
 
-An edit adds an entry or an item, or replaces a value. :func:`format_record` describes each edit in
-a line. From these lines, :func:`find_reversals` finds the edits that restore the original text.
+:func:`format_record` describes each edit in a line, from which :func:`find_reversals` finds the
+edits that restore the original text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from plimsoll_cli.yaml_text import dump, dump_flow
 from plimsoll_cli.yaml_tree import MERGE_KEY, Node
 
 Path = tuple[str, ...]
-"""Keys that lead to a value. For a list item, the key is ``name=NAME``, or its index."""
+"""Keys that lead to a value; for a list item, the key is ``name=NAME``, or its index."""
 
 
 class EditError(ValueError):
-    """Raised if this form of YAML cannot be edited, so that a person must rewrite the document."""
+    """Raised if this form of YAML cannot be edited."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,6 @@ def get_line_end(text: str) -> str:
 
 
 class _Editor:
-    """Collector of the edits of one document."""
-
     def __init__(self, text: str, is_json: bool) -> None:
         self.text, self.is_json = text, is_json
         self.made: list[TextEdit] = []
@@ -131,7 +129,6 @@ class _Editor:
         self.line_end = get_line_end(text)
 
     def add_edits(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Add the edits that change ``node`` from ``old`` to ``new``."""
         if is_json_equal(old, new):
             return
         kinds = {"mapping": dict, "list": list}
@@ -188,18 +185,12 @@ class _Editor:
             self.mark_anchors_changed()
             self.append(node, [wanted[name]], (*path, name), is_first=not at)
 
+    # expand_aliases() then replaces the aliases of these values.
     def mark_anchors_changed(self) -> None:
-        """Mark the anchored values around the current edit as changed.
-
-        :meth:`expand_aliases` then replaces their aliases.
-        """
         self.touched |= {id(one) for one in self.within if one.anchored}
 
+    # ``is_first`` is whether it is the first addition to this node.
     def append(self, node: Node, value: Any, path: Path, is_first: bool) -> None:
-        """Add an entry or item at the end of ``node``.
-
-        ``is_first`` is whether it is the first addition to this node.
-        """
         if node.flow or not node.children:
             self.append_in_brackets(node, value, path, is_first)
             return
@@ -212,7 +203,6 @@ class _Editor:
         self.made.append(TextEdit(at, at, new, path, indent=indent))
 
     def insert(self, node: Node, place: int, item: Any, path: Path) -> None:
-        """Insert an item into a list, before the item at index ``place``."""
         if node.flow:
             written = dump_flow([item], self.is_json)[1:-1]
             at = node.children[place - 1].end if place else node.children[0].start
@@ -250,8 +240,8 @@ class _Editor:
             )
         )
 
+    # Aliases of changed values become copies of the original values.
     def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Replace aliases of changed values by copies of the original values."""
         if not self.touched or any(
             one.path == path and one.old_text is not None for one in self.made
         ):
@@ -318,11 +308,8 @@ class _Location:
         at = next(at for at, one in enumerate(self.owner.children) if one is self.node)
         return at - 1 if self.owner.kind == "mapping" else at
 
+    # In a mapping, the range starts directly after the key's colon.
     def get_range(self, text: str) -> tuple[int, int]:
-        """Return the start and end of the value in the text.
-
-        In a mapping, the start is directly after the key's colon.
-        """
         if self.owner is None or self.owner.kind == "list":
             return self.node.start, self.node.end
         key = self.owner.children[self.child_index]
@@ -331,18 +318,15 @@ class _Location:
             raise EditError("cannot edit a key without a colon: write KEY: VALUE")
         return colon + 1, self.node.end
 
+    # The white space that must precede a new value.
     def get_required_space(self, text: str) -> str:
-        """Return the white space that must precede a new value that replaces this one."""
         start, end = self.get_range(text)
         if start == end and text[start - 1 : start] == "-":
             return " "
         return " " if self.owner is not None and self.owner.kind == "mapping" else ""
 
+    # Includes separators and, in a flow collection, adjacent values whose ``id`` is in ``added``.
     def get_removal_range(self, text: str, added: set[int]) -> tuple[int, int]:
-        """Return the start and end of the text to remove with this value, including separators.
-
-        In a flow collection, adjacent values are also removed if their ``id`` is in ``added``.
-        """
         assert self.owner is not None
         siblings, place = self.owner.children, self.child_index
         if not self.owner.flow:
@@ -362,7 +346,6 @@ class _Location:
 
 
 def _find_location(root: Node, path: Path) -> _Location | None:
-    """Return the location of the value at ``path``; None if there is none."""
     owner: Node | None = None
     found: Node | None = root
     for part in path:
@@ -378,13 +361,12 @@ def _find_location(root: Node, path: Path) -> _Location | None:
 
 
 def _find_inner_start(text: str, node: Node) -> int:
-    """Return the position after the opening bracket of ``node``."""
     bracket = "{" if node.kind == "mapping" else "["
     return text.index(bracket, node.start) + 1
 
 
+# The column at which the entries or items of a block begin. Raises EditError.
 def _find_indent(text: str, node: Node) -> int:
-    """Return the column at which the entries or items of a block begin. Raises EditError."""
     begin = node.children[0].start if node.kind == "mapping" else node.start
     line = text.rfind("\n", 0, begin) + 1
     if node.kind == "mapping" and text[line:begin].strip(" -"):
@@ -403,7 +385,6 @@ def _find_indent(text: str, node: Node) -> int:
 
 
 def _find_line_end(text: str, node: Node) -> int:
-    """Return the position after the last line of ``node``."""
     if node.keeps_line_ends:
         # The parser adds a missing line end.
         return min(node.end, len(text))
@@ -411,8 +392,8 @@ def _find_line_end(text: str, node: Node) -> int:
     return len(text) if end < 0 else end + 1
 
 
+# Comments above the item's dash belong to the item.
 def _find_start_with_comments(text: str, item: Node, indent: int) -> int:
-    """Return the start of the line with the item's dash, or of the comments above that line."""
     lead = " " * indent
     at = text.rfind("\n", 0, item.start) + 1
     while not text.startswith(f"{lead}-", at):
@@ -431,10 +412,7 @@ COMMENT_PATTERN = re.compile(r"(?:[ \t]*\r?\n)*([ ]*)#[^\n]*(?:\n|$)")
 
 
 def _find_insertion_point(text: str, node: Node, indent: int) -> tuple[int, bool]:
-    """Return the position for a new last entry of a block, and whether a line end precedes it.
-
-    The position is after comments that belong to the block.
-    """
+    """Return the position for a new last entry of a block, and whether a line end precedes it."""
     at = _find_line_end(text, node)
     while (found := COMMENT_PATTERN.match(text, at)) is not None and len(found[1]) >= indent > 0:
         at = found.end()

@@ -77,7 +77,7 @@ def _check_document(
 def check_object(position: str, document: Object) -> None:
     """Check an object of Plimsoll as the API server and the operator do.
 
-    Raises UsageError. Each line of the message begins with ``position``.
+    Raises UsageError, whose lines begin with ``position``.
     """
     kind = document["kind"]
     if kind == POLICY_KIND:

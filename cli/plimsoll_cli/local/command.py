@@ -15,7 +15,7 @@ from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import LiveView, Screen, SegmentGrowth
 
 UNLIMITED_DURATION_S = 10 * 365 * 86_400.0
-"""Duration of a run without a limit: ten years."""
+"""Ten years."""
 
 
 def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) -> None:

@@ -1,7 +1,6 @@
 """Container of the local replica: a process that is restarted when it ends.
 
-As in a PID namespace, all processes of a container are killed when its first process ends. They are
-found by their process group.
+As in a PID namespace, its whole process group is killed when its first process ends.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from plimsoll_cli.local.plan import Command
 FIRST_BACK_OFF_S = 1.0
 MAX_BACK_OFF_S = 10.0
 BACK_OFF_RESET_S = 60.0
-"""Time after which the next restart has no delay again. The kubelet's delays are longer: 10 s,
-doubled up to 5 min, reset after 10 min."""
+"""Time after which the next restart has no delay again, shorter than the kubelet's 10 min."""
 MAX_LOG_TAIL_LINES = 20
 MAX_LOG_TAIL_BYTES = 64 << 10
 
@@ -42,7 +40,7 @@ class Container:
         self._stopping = asyncio.Event()
 
     def start(self) -> None:
-        """Start the process. It is restarted whenever it ends."""
+        """Start the process; it is restarted whenever it ends."""
         self._run_task = asyncio.create_task(self._run_forever(), name=self.command.name)
 
     def raise_start_error(self) -> None:
@@ -99,7 +97,7 @@ class Container:
             os.killpg(group, signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. Wait until the process has ended."""
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds; wait until the process has ended."""
         self._stopping.set()
         if self._run_task is None:
             return

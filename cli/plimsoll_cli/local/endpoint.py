@@ -1,7 +1,4 @@
-"""Find the engine for ``plimsoll watch``: by URL, PID, container or systemd unit.
-
-The supervisor's code decides which processes are engines and which ports they serve on.
-"""
+"""Find the engine for ``plimsoll watch``: by URL, PID, container or systemd unit."""
 
 from __future__ import annotations
 
@@ -53,7 +50,6 @@ PORT_PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4
 COMMAND_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 3.0
 MAX_CONCURRENT_PORTS = 16
-"""Maximum number of ports that are tried at the same time."""
 MAX_OUTPUT_BYTES = 4 << 20
 KNOWN_ENGINE_TYPES = (EngineType.VLLM, EngineType.SGLANG)
 
@@ -84,7 +80,7 @@ def find_engine(target: str, port: int | None = None) -> SupervisedEngine:
 def find_engine_of_command(command: Sequence[str], port: int | None) -> SupervisedEngine:
     """Return the engine that ``command`` will start. Raises UsageError.
 
-    If ``port`` is None, the port is that in the command's arguments, or the engine type's default.
+    Without ``port``, it is that in the command's arguments, or the engine type's default.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -136,14 +132,11 @@ def _find_engine_by_url(target: str) -> SupervisedEngine:
     return SupervisedEngine(_make_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
 
 
+# ``addresses`` are the engine's possible base URLs, best first. If there are none, its listening
+# ports on the loopback address are tried.
 def _find_engine_by_pid(
     pid: int, port: int | None, addresses: Sequence[str] = ()
 ) -> SupervisedEngine:
-    """Return the engine that the process ``pid`` belongs to. Raises UsageError.
-
-    ``addresses`` are the engine's possible base URLs, best first. If there are none, its listening
-    ports on the loopback address are tried.
-    """
     main = _find_main_process(pid)
     tree = read_parent_pids()
     everyone = [main.pid, *sorted(find_descendants({main.pid}, tree))]
@@ -171,11 +164,8 @@ def _find_engine_by_pid(
     return SupervisedEngine(_make_safe_name(f"{read_command_name(main.pid)}-{main.pid}"), endpoint)
 
 
+# ``pid`` may be the engine's main, child or wrapper process.
 def _find_main_process(pid: int) -> ProcessId:
-    """Return the main process of an engine, given the PID of its main, child or wrapper process.
-
-    Raises UsageError if there is no such process.
-    """
     tree = read_parent_pids()
     line = read_command_line(pid)
     if any(has_helper_title(line, kind) for kind in KNOWN_ENGINE_TYPES):
@@ -208,9 +198,8 @@ def _find_serving_url(
 ) -> tuple[str, EngineType]:
     """Return the URL of the engine's API, and the type of the engine.
 
-    The port ``expected`` is tried first, and then all other ports at the same time. URLs of a known
-    engine type take precedence. If no URL answers, the returned URL is empty, and the type is
-    ``kind``.
+    URLs of a known engine type take precedence. If no URL answers, the returned URL is empty, and
+    the type is ``kind``.
     """
     first = [url for url in urls if urlsplit(url).port == expected]
     found: list[tuple[str, EngineType]] = []
@@ -243,8 +232,8 @@ def _parse_command_port(line: Sequence[str], kind: EngineType) -> int | None:
     return parse_whole_number(read_port_option(line) or "") or get_default_port(kind)
 
 
+# The check tries to bind to the address.
 def _is_local_address(host: str) -> bool:
-    """Report whether ``host`` is an address of this machine, by trying to bind to it."""
     try:
         infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -259,8 +248,8 @@ def _is_local_address(host: str) -> bool:
     return False
 
 
+# The unit may be one of the system or of the user. Raises RunError.
 def _read_main_pid(unit: str) -> int:
-    """Return the main PID of a systemd unit, of the system or of the user. Raises RunError."""
     for scope in ([], ["--user"]):
         output = _read_output(["systemctl", *scope, "show", "--property=MainPID", "--value", unit])
         pid = parse_whole_number((output or b"").decode(errors="replace").strip())
@@ -289,15 +278,14 @@ class _NetworkSettings(msgspec.Struct, frozen=True, rename="pascal"):
     ports: dict[str, list[_PublishedPort] | None] | None = None
 
 
+# The fields of ``docker inspect`` that this program uses.
 class _ContainerInspection(msgspec.Struct, frozen=True, rename="pascal"):
-    """The fields of ``docker inspect`` that this program uses."""
-
     state: _ContainerState
     name: str = ""
     network_settings: _NetworkSettings = _NetworkSettings()
 
+    # Published ports come first, then the container's own addresses.
     def list_addresses(self) -> list[str]:
-        """Return the base URLs of the published ports, then those of the container's addresses."""
         published = [
             f"http://{LOOPBACK_ADDRESS}:{one.host_port}"
             for key, many in sorted((self.network_settings.ports or {}).items())
@@ -343,7 +331,6 @@ def _is_in_same_network(pid: int) -> bool:
 
 
 def _read_output(command: list[str]) -> bytes | None:
-    """Return the output of a command; None if it fails or times out."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -351,6 +338,6 @@ def _read_output(command: list[str]) -> bytes | None:
     return done.stdout[:MAX_OUTPUT_BYTES] if done.returncode == 0 else None
 
 
+# The name must be valid for a folder and a pod.
 def _make_safe_name(text: str) -> str:
-    """Return ``text`` converted to a valid name of a folder and of a pod."""
     return re.sub(r"[^a-z0-9.-]+", "-", text.lower()).strip("-.")[:63] or "engine"

@@ -18,7 +18,7 @@ HUB_SCHEME = "hf://"
 BUCKET_SCHEME = "s3://"
 DEFAULT_REVISION = "main"
 COMPLETE_MARKER_FILE = ".plimsoll-complete"
-"""File in a downloaded checkpoint's directory. The download writes it once it is complete."""
+"""File that the download writes into a checkpoint's directory once it is complete."""
 GENERATE_TIMEOUT_S = 120.0
 """Timeout for generating a tiny checkpoint, which usually takes 5 s."""
 
@@ -36,8 +36,7 @@ def require_modules(command: str, *modules: str) -> None:
 def locate_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
     """Return the checkpoint's directory, and whether the checkpoint is still missing there.
 
-    A missing checkpoint must be generated or downloaded. Raises :class:`UsageError`, which names
-    the invalid field of the manifest.
+    Raises :class:`UsageError`, which names the invalid field of the manifest.
     """
     uri = service.spec.model.uri
     if uri.startswith(HUB_SCHEME):
@@ -87,8 +86,7 @@ async def download_checkpoint(
 ) -> None:
     """Download the checkpoint with the program of the init container. Raises :class:`RunError`.
 
-    Credentials are environment variables: HF_TOKEN for a private repository, AWS_ACCESS_KEY_ID and
-    AWS_SECRET_ACCESS_KEY for a private bucket. Requests have timeouts, but the download has none.
+    Requests have timeouts, but the download has none.
     """
     model = service.spec.model
     source = [f"--s3={model.uri}"]

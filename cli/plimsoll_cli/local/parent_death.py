@@ -2,8 +2,7 @@
 
     python -m plimsoll_cli.local.parent_death PARENT_PID COMMAND...
 
-The kernel sends SIGKILL to the command (prctl(2), PR_SET_PDEATHSIG). The engine and the supervisor
-make sure that their own child processes end with them.
+The kernel sends SIGKILL to the command (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations

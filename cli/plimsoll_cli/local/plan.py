@@ -1,8 +1,4 @@
-"""Plan the processes of local mode: their commands, environments and files. No I/O.
-
-A plan is rendered from a manifest, with the same code as for a cluster, or it contains only a
-supervisor for an engine without a manifest.
-"""
+"""Plan the processes of local mode: their commands, environments and files, without I/O."""
 
 from __future__ import annotations
 
@@ -29,13 +25,13 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 STOP_MARGIN_S = 10.0
 """Time after a drain for which the engine may free its memory before it is killed."""
 REMOVED_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
-"""Variables that processes do not inherit from the environment. Local mode uses no cluster, and
-only the manifest may inject faults."""
+"""Variables that processes do not inherit: local mode uses no cluster, and only the manifest may
+inject faults."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Command of a process. Its output goes to the file ``log``."""
+    """Command of a process, whose output goes to the file ``log``."""
 
     name: str
     argv: tuple[str, ...]
@@ -48,7 +44,7 @@ class SupervisorPlan:
     """Plan of a supervisor, and of its engine if local mode starts the engine.
 
     If ``startup_timeout_s`` is None, local mode does not wait until the engine is ready.
-    ``engine_stop_s`` is the time until a stopping engine is killed, in seconds.
+    ``engine_stop_s`` is the time until a stopping engine is killed.
     """
 
     root: Path
@@ -101,10 +97,7 @@ class Plan(SupervisorPlan):
 
 
 def list_requested_ports(service: InferenceService) -> list[int | None]:
-    """Return the requested ports for serving, admin, metrics and probe; None means any free port.
-
-    Only the serving port comes from the manifest. Other fixed ports would conflict between runs.
-    """
+    """Return the requested ports for serving, admin, metrics and probe; None means any port."""
     return [service.spec.engine.port, None, None, None]
 
 
@@ -168,8 +161,8 @@ def plan_supervisor(
 ) -> SupervisorPlan:
     """Return the plan of a supervisor for an engine without a manifest.
 
-    ``ports`` are the ports for metrics and probe. ``root`` is an absolute path. ``command`` starts
-    the engine; an empty command means that the engine is already running.
+    ``ports`` are for metrics and probe. ``command`` starts the engine; it is empty if the engine
+    already runs.
     """
     metrics_port, probe_port = ports
     layout = SupervisorLayout(

@@ -27,8 +27,7 @@ def get_service_dir(service: str) -> Path:
 def make_supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
     """Return a function that runs the ``ask`` program for the supervisor in ``folder``.
 
-    The function is a :data:`~plimsoll_cli.actions.CallSupervisor`, and raises RunError after a
-    timeout. Raises UsageError if no service ran in ``folder``.
+    The function raises RunError after a timeout. Raises UsageError if no service ran there.
     """
     config = folder / "etc" / CONFIG_FILE
     if not config.is_file():

@@ -1,6 +1,6 @@
 """Run one replica on this machine, in the order of a pod with a native sidecar.
 
-The supervisor starts before the engine, which needs its admin token, and stops after the engine.
+The supervisor starts before the engine, which needs its admin token, and stops after it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from plimsoll_cli.local.plan import LOOPBACK_ADDRESS, Plan, SupervisorPlan
 
 SUPERVISOR_START_TIMEOUT_S = 60.0
 SUPERVISOR_STOP_TIMEOUT_S = 10.0
-"""Time until a stopping supervisor is killed. It exceeds the grace period that the launcher gives
-the supervisor's own process."""
+"""Time until a stopping supervisor is killed, longer than its launcher's grace period."""
 READY_MARGIN_S = 30.0
-"""Time to wait in addition to the engine's startup timeout, so that the engine fails first, with a
-message. The startup probe in a cluster has the same margin."""
+"""Time to wait in addition to the engine's startup timeout, so that the engine fails first, with
+a message."""
 PROBE_PERIOD_S = 0.2
 PROBE_TIMEOUT_S = 2.0
 
@@ -75,8 +74,8 @@ class LocalReplica:
     async def start(self) -> None:
         """Start the processes, and wait until the supervisor and the engine are ready.
 
-        Without a startup timeout in the plan, do not wait for the engine. Raises :class:`RunError`
-        with the last log lines of the container that failed.
+        Without a startup timeout, do not wait for the engine. Raises :class:`RunError` with the
+        last log lines of the container that failed.
         """
         self.supervisor.start()
         await self._wait_until_ready(
@@ -93,7 +92,7 @@ class LocalReplica:
             )
 
     async def stop(self) -> None:
-        """Stop the engine, and then the supervisor. The engine first ends its requests."""
+        """Stop the engine, which first ends its requests, and then the supervisor."""
         if self._engine is not None:
             await self._engine.stop(self.plan.engine_stop_s)
         await self.supervisor.stop(SUPERVISOR_STOP_TIMEOUT_S)
@@ -126,10 +125,9 @@ class LocalReplica:
 
 @contextlib.asynccontextmanager
 async def run_replica(plan: SupervisorPlan, print_line: PrintLine) -> AsyncIterator[LocalReplica]:
-    """Return a context in which a replica runs.
+    """Return a context in which a replica is ready, and at whose end it is stopped.
 
-    The replica is ready when the context begins, and stopped when it ends. If the stop is
-    cancelled, all processes are killed.
+    If the stop is cancelled, all processes are killed.
     """
     replica = LocalReplica(plan, print_line)
     with _lock_run_dir(plan.root):
@@ -147,8 +145,8 @@ async def run_replica(plan: SupervisorPlan, print_line: PrintLine) -> AsyncItera
                 raise
 
 
+# The lock is held until the returned file is closed. Raises UsageError.
 def _lock_run_dir(root: Path) -> IO[str]:
-    """Create and lock the run directory, until the returned file is closed. Raises UsageError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / "lock").open("w")
@@ -163,8 +161,8 @@ def _lock_run_dir(root: Path) -> IO[str]:
     return lock
 
 
+# Files of earlier runs are deleted, except for the journal.
 def _write_files(plan: SupervisorPlan) -> None:
-    """Write the configuration, and delete the files of earlier runs except for the journal."""
     config = Path(plan.layout.config_file)
     try:
         for folder in (plan.run_dir, plan.state_dir, config.parent):
@@ -187,16 +185,15 @@ def _make_run_dir_error(root: Path, error: OSError) -> UsageError:
 
 
 PORT_RANGE = range(20_000, 32_000)
-"""Range of free ports to choose from. It is below Linux's default ephemeral range (32768 to 60999,
-ip(7)), so no outgoing connection takes a chosen port before it is used."""
+"""Range of free ports to choose from, below Linux's ephemeral range (32768 to 60999, ip(7)), so
+that no outgoing connection takes a chosen port."""
 MAX_PORT_TRIES = 200
 
 
 def choose_free_ports(requested_ports: Sequence[int | None]) -> list[int]:
     """Return a free port on the loopback address for each requested port, all different.
 
-    A requested port is returned if it is free; otherwise, and for None, another port is chosen.
-    Raises OSError if no port is free.
+    A requested port is returned if it is free. Raises OSError if no port is free.
     """
     with contextlib.ExitStack() as reserved_ports:
         return [_bind_port(port, reserved_ports) for port in requested_ports]

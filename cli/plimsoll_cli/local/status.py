@@ -23,7 +23,7 @@ RATE_WINDOW_S = 5.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Status from the last poll. A field is None if its part of the poll failed."""
+    """Status from the last poll; a field is None if its part of the poll failed."""
 
     view: View | None = None
     status: admin.Status | None = None
@@ -31,10 +31,7 @@ class Snapshot:
 
 
 class Poller:
-    """Poller that updates ``snapshot`` every half second while :meth:`run` runs.
-
-    Only Plimsoll's own engine has a status to poll.
-    """
+    """Poller that updates ``snapshot`` every half second; only Plimsoll's engine has a status."""
 
     def __init__(self, plan: SupervisorPlan) -> None:
         self.snapshot = Snapshot()
@@ -74,8 +71,8 @@ class Poller:
         except (OSError, httpx.HTTPError, MalformedError):
             return None
 
+    # Over the last :data:`RATE_WINDOW_S`; None if unknown.
     def _compute_rate(self, status: admin.Status | None) -> float | None:
-        """Return the tokens per second over the last :data:`RATE_WINDOW_S`; None if unknown."""
         total = status.load.generation_tokens_total if status else None
         if status is None or total is None:
             self._tokens.clear()

@@ -1,7 +1,4 @@
-"""Record and replay traces of a service on this machine, with the supervisor's code.
-
-In this program, only this module and endpoint.py import the supervisor's package.
-"""
+"""Record and replay traces of a service on this machine, with the supervisor's code."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ def record_trace(
 ) -> int:
     """Record a trace into ``out``, and return the number of samples.
 
-    The recording ends when ``duration_s`` has passed or a signal arrives. Raises UsageError and
-    RunError.
+    It ends when ``duration_s`` has passed or a signal arrives. Raises UsageError and RunError.
     """
     if not out.name.endswith(trace.TRACE_SUFFIXES):
         raise UsageError(

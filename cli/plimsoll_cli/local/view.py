@@ -1,4 +1,4 @@
-"""Render the status of one replica as a live terminal view. No I/O."""
+"""Render the status of one replica as a live terminal view, without I/O."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEGMENT_NAME_CHARS = max(len(segment.value) for segment in Segment)
 
 @dataclass(frozen=True)
 class TrafficTotals:
-    """Totals of the demo's clients. ``longest_gap_s`` is the longest time between two chunks."""
+    """Totals of the demo's clients; ``longest_gap_s`` is the longest time between two chunks."""
 
     streams: int
     answered: int = 0
@@ -49,8 +49,7 @@ class TrafficTotals:
 class Screen:
     """Content of the view at one time.
 
-    ``growth`` maps each segment to its growth in bytes since the warm-up of the epoch; it is empty
-    during the warm-up.
+    ``growth`` is that of each segment in bytes; empty during the warm-up.
     """
 
     service: str
@@ -62,7 +61,7 @@ class Screen:
 
 
 def render_screen(screen: Screen, width: int, ascii_only: bool = False) -> RenderableType:
-    """Return ``screen`` drawn in ``width`` columns. If ``ascii_only``, only ASCII is used."""
+    """Return ``screen`` drawn in ``width`` columns; if ``ascii_only``, only ASCII is used."""
     view = screen.snapshot.view
     parts: list[RenderableType] = [_render_header(screen, ascii_only)]
     if view is None:
@@ -194,7 +193,6 @@ def _render_segments(screen: Screen, assessment: Assessment, width: int, ascii_o
 
 
 def _render_load(screen: Screen, view: View) -> list[Text]:
-    """Return a line about the engine's load, or no line if the engine has no status."""
     status, rate = screen.snapshot.status, screen.snapshot.tokens_per_s
     if status is None:
         if view.engine_state is not None:
@@ -281,7 +279,7 @@ class LiveView:
         self._console, self._make_screen = console, make_screen
 
     async def run(self) -> None:
-        """Draw until cancelled. The last frame stays on the terminal."""
+        """Draw until cancelled; the last frame stays on the terminal."""
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
                 live.update(self._render_frame(), refresh=True)

@@ -36,16 +36,15 @@ from plimsoll_cli.starter import ManifestFields
 T = TypeVar("T")
 
 DEFAULT_HOST_BUDGET, DEFAULT_DEVICE_BUDGET = "2Gi", "1Gi"
-"""Default budgets. They are not ``Auto``, which has no effect on the first day."""
+"""Default budgets, not ``Auto``, which has no effect on the first day."""
 PROCESS_POLL_PERIOD_S = 2.0
-"""Time between two checks whether the engine's process still runs."""
 
 
 @dataclass(frozen=True)
 class WatchOptions:
     """Options of ``plimsoll watch``.
 
-    ``command`` starts the engine. If it is empty, ``target`` names a running engine.
+    ``command`` starts the engine; if it is empty, ``target`` names a running engine.
     """
 
     target: str | None
@@ -151,13 +150,10 @@ def _describe_engine(engine: SupervisedEngine) -> str:
     return f"watching {engine.name}: {', '.join(pieces)}"
 
 
+# If the engine is a container or systemd unit, its next process is supervised instead.
 async def _wait_until_finished(
     options: WatchOptions, watch_plan: plan.SupervisorPlan, poller: Poller, print_line: PrintLine
 ) -> None:
-    """Return when the duration has passed or the engine's process has ended.
-
-    If the engine is a container or systemd unit, supervise its next process instead.
-    """
     loop, pid = asyncio.get_running_loop(), watch_plan.config.engine.pid
     deadline = loop.time() + (
         UNLIMITED_DURATION_S if options.duration_s is None else options.duration_s
@@ -185,8 +181,8 @@ async def _wait_until_finished(
             print_line(f"{options.target} runs again as process {pid}")
 
 
+# The file is replaced atomically. The supervisor then reloads it.
 def _write_config(watch_plan: plan.SupervisorPlan, config: SupervisorConfig) -> None:
-    """Replace the configuration file atomically. The supervisor then reloads it."""
     replace_file(Path(watch_plan.layout.config_file), supervisor_config.encode_config(config))
 
 
@@ -196,7 +192,7 @@ def _is_engine_lost(view: View | None) -> bool:
 
 
 class EventPrinter:
-    """Prints one line for each event, if the output is not a terminal."""
+    """Printer of one line for each event, if the output is not a terminal."""
 
     def __init__(self, poller: Poller, print_line: PrintLine) -> None:
         self._poller, self._print_line = poller, print_line

@@ -245,7 +245,6 @@ def _find_missing_signals(
     return tuple((signal, known_reasons.get(signal, UNKNOWN_SIGNAL_REASON)) for signal in lost)
 
 
-# None if any value is unknown.
 def _make_reported_growth(values: Mapping[bytes, float | None]) -> ReportedGrowth | None:
     known = [int(value) for name in _GROWTH_METRICS if (value := values.get(name)) is not None]
     return ReportedGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
@@ -263,7 +262,6 @@ def _make_learned_memory(values: Mapping[tuple[bytes, int], float | None]) -> Le
     return LearnedMemory(seen_s, (first, second, third), least, size)
 
 
-# None if any value except the limit is unknown.
 def _make_memory_needs(values: Mapping[bytes, float | None]) -> MemoryNeeds | None:
     level, pools, unfilled, limit = (values.get(name) for name in _NEEDS_METRICS)
     if level is None or pools is None or unfilled is None:

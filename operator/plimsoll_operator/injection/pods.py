@@ -150,7 +150,6 @@ def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]
     return [*listed, merged, *others]
 
 
-# None if the runtime is unknown or ambiguous.
 def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
     if (name := model.get("runtime")) is not None:
         return runtimes.get(str(name))

@@ -208,7 +208,6 @@ def find_group_name(metadata: Object) -> str:
     return ""
 
 
-# The group of a RayCluster or LeaderWorkerSet.
 def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}

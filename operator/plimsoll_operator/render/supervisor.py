@@ -122,7 +122,6 @@ def list_resource_claims(container: Mapping[str, Any]) -> list[str]:
     ]
 
 
-# The manifest is unvalidated.
 def _iterate_objects(owner: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
     listed = owner.get(field)
     yield from (

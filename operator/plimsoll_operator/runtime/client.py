@@ -415,7 +415,6 @@ class Api:
         wait = 1.0 if seconds is None else float(seconds)
         return response.status, bytes(data), min(wait, MAX_RETRY_AFTER_S)
 
-    # The caller reads the body.
     async def _open(
         self, method: str, path: str, query: dict[str, str] | None, body: Any = None,
         content_type: str = "application/json", accept: str = OBJECT_MEDIA_TYPE,
