@@ -1,10 +1,4 @@
-"""LRU cache of limited size. Items can be pinned, which prevents their eviction.
-
-The audit checks two invariants: ``_order`` and ``_data`` have the same keys, and all pinned keys
-are in the cache. :meth:`LruCache.touch` ignores a missing key, because eviction would loop forever
-if only ``_order`` had it. An eviction visits each item at most once, so it ends even if all items
-are pinned.
-"""
+"""LRU cache of limited size, whose items can be pinned."""
 
 from __future__ import annotations
 
@@ -17,10 +11,9 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """LRU cache of items whose total size is at most ``capacity``.
+    """LRU cache whose items have a total size of at most ``capacity``, in a unit of the caller.
 
-    The caller chooses the unit of size, for example bytes, or 1 per item. An item may have several
-    pins, and can be evicted when all of them are removed.
+    An item with at least one pin is not evicted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -28,7 +21,6 @@ class LruCache(Generic[K, V]):
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
         self.used = 0
-        """Total size of all items."""
         self._data: dict[K, V] = {}
         self._sizes: dict[K, int] = {}
         self._order: OrderedDict[K, None] = OrderedDict()
@@ -41,7 +33,6 @@ class LruCache(Generic[K, V]):
         return key in self._data
 
     def __iter__(self) -> Iterator[K]:
-        """Iterate over the keys, least recently used first."""
         return iter(self._order)
 
     @property
@@ -59,10 +50,9 @@ class LruCache(Generic[K, V]):
             self._order.move_to_end(key)
 
     def put(self, key: K, value: V, size: int = 1) -> list[tuple[K, V]]:
-        """Store ``value`` under ``key``, and return the items that were evicted for it.
+        """Store ``value`` as the most recently used item, and return the items evicted for it.
 
-        ``key`` becomes the most recently used key. Raises MemoryError, without any change, if
-        pinned items leave too little space.
+        Raises MemoryError, without any change, if pinned items leave too little space.
         """
         if size < 0:
             raise ValueError(f"size must be at least 0, got {size}")
@@ -84,14 +74,14 @@ class LruCache(Generic[K, V]):
         return evicted
 
     def pin(self, key: K) -> None:
-        """Add a pin to ``key``, which prevents its eviction. Raises KeyError if it is missing."""
+        """Protect ``key`` from eviction until it is unpinned as often. Raises KeyError."""
         if key not in self._data:
             raise KeyError(key)
         self._pins[key] = self._pins.get(key, 0) + 1
         self._order.move_to_end(key)
 
     def unpin(self, key: K) -> None:
-        """Remove a pin from ``key``. After its last pin, ``key`` is the most recently used key."""
+        """Remove a pin from ``key``. The last one makes it the most recently used key."""
         remaining = self._pins[key] - 1
         if remaining:
             self._pins[key] = remaining
@@ -100,11 +90,7 @@ class LruCache(Generic[K, V]):
             self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Remove unpinned items, the least recently used first, and return them.
-
-        Stop when the removed items have a total of at least ``size``, or when only pinned items are
-        left. Pinned items that are skipped become the most recently used items.
-        """
+        """Remove and return unpinned items, least recently used first, until ``size`` is freed."""
         evicted: list[tuple[K, V]] = []
         target = self.used - size
         for _ in range(len(self._order)):

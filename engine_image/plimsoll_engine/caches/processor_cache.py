@@ -1,4 +1,4 @@
-"""Frontend's cache of processed media, so that a repeated image is processed only once."""
+"""Frontend's cache of processed images and audio clips."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from plimsoll_engine.multimodal.processor import ProcessedMedia
 
 
 class ProcessorCache:
-    """Cache of processed media by key. Its tensors have up to ``capacity`` bytes in total."""
+    """Cache of processed media, whose tensors have up to ``capacity`` bytes in total."""
 
     def __init__(self, capacity: int) -> None:
         self._items: LruCache[bytes, ProcessedMedia] = LruCache(capacity)
@@ -35,7 +35,7 @@ class ProcessorCache:
             self._items.put(item.key, item, len(item.data))
 
     def clear(self) -> int:
-        """Remove all items and return their number. Running requests keep their items."""
+        """Remove all items and return their number."""
         return len(self._items.clear())
 
     def find_problems(self) -> list[str]:

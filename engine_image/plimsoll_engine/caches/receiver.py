@@ -1,8 +1,4 @@
-"""Worker's side of the media cache, which stores and removes items as the sender instructs.
-
-The receiver has no LRU order and evicts nothing by itself, so it always has the items that the
-sender expects.
-"""
+"""Worker's side of the media cache, which stores and removes items as the sender instructs."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from plimsoll_engine.messages.worker_ipc import Media, MissingMedia, Submit
 
 
 class MediaCacheReceiver:
-    """Media tensors by key. The sender keeps their total size within ``capacity`` bytes."""
+    """Cache of media tensors. The sender keeps their total size within ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -48,11 +44,11 @@ class MediaCacheReceiver:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
     def list_keys(self) -> list[bytes]:
-        """Return the sorted keys of all items, which the audit compares with the sender's keys."""
+        """Return the sorted keys of all items."""
         return sorted(self._held)
 
     def clear(self) -> int:
-        """Remove all items and return their number. Running requests keep their items."""
+        """Remove all items and return their number."""
         count = len(self._held)
         self._held.clear()
         self.bytes = 0

@@ -1,10 +1,6 @@
-"""Frontend's side of the media cache. It always knows which items the worker has cached.
+"""Frontend's side of the media cache, which decides what the worker caches.
 
-The worker caches the tensors of images and audio clips, so that media of many requests are sent
-only once. With each submission, the sender decides which items the worker keeps. The socket
-delivers messages completely and in order, so both sides have the same keys when no message is in
-flight. (If both sides evicted items, one lost message would make them differ.) Each connection has
-its own sender, and each worker starts with an empty cache.
+A lost message would make the two sides differ if both evicted items.
 """
 
 from __future__ import annotations
@@ -21,14 +17,13 @@ class MediaCacheSender:
     def __init__(self, capacity: int) -> None:
         self._held: LruCache[bytes, None] = LruCache(capacity)
         self.changes = 0
-        """Number of changes to the cache so far."""
         self.sent_bytes_total = 0
         self.spared_bytes_total = 0
 
     def omit_cached_media(self, message: ToWorker) -> ToWorker:
-        """Return a copy of ``message`` without the data of media that the worker has cached.
+        """Return a copy of ``message`` without media data that the worker has cached.
 
-        The copy also lists the items that the worker must remove. Send it before the next call.
+        The copy also lists the items to remove. Send it before the next call of this method.
         """
         match message:
             case Submit(media=media) if media:
@@ -40,7 +35,7 @@ class MediaCacheSender:
         return message
 
     def mark_missing(self, keys: list[bytes]) -> None:
-        """Record that the worker lacks the data for ``keys``, so that the data is sent again."""
+        """Record that the worker lacks the media ``keys``, so that they are sent again."""
         self.changes += 1
         for key in keys:
             self._held.discard(key)

@@ -1,10 +1,6 @@
-"""Download a checkpoint: ``python -m plimsoll_engine.download``.
+"""Download a checkpoint to a directory, or to the hub's cache (HF_HOME) without ``--to``.
 
-Run this command before the engine starts. It resumes an interrupted download. If the source cannot
-be reached, it uses a complete directory unchanged.
-
-Without ``--to``, a repository is downloaded to the hub's cache (HF_HOME), and the last line of
-output is the path of its folder there. The engine downloads ``--model hf://…`` this way.
+The last line of output is then the path of the checkpoint's folder.
 """
 
 from __future__ import annotations
@@ -21,8 +17,8 @@ from plimsoll_engine.process.headroom import measure_host_headroom
 from plimsoll_engine.process.parent_death import die_with_parent
 
 log = logging.getLogger("download")
+# Variables in which other HTTP clients expect the path of a CA bundle.
 CA_BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")
-"""Environment variables in which other HTTP clients expect the path of a CA bundle."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,4 @@
-"""Client of an S3-compatible bucket, which lists objects and reads them from an offset on.
-
-obstore signs and retries requests. It reads the environment variables of AWS's tools: keys, session
-tokens, web identity, region, endpoint and path style.
-"""
+"""Client of an S3-compatible bucket, configured by the environment variables of AWS's tools."""
 
 from __future__ import annotations
 
@@ -22,25 +18,25 @@ from plimsoll_engine.download.target import DownloadError
 if TYPE_CHECKING:
     from obstore import GetOptions
 
+# Maximum time without received data.
 READ_TIMEOUT = timedelta(seconds=60)
-"""Maximum time for which a connection may receive no data."""
+# At 19 kB/s, a request for REQUEST_RANGE_BYTES takes an hour.
 REQUEST_TIMEOUT = timedelta(hours=1)
-"""Maximum duration of one request. At 19 kB/s, a request for REQUEST_RANGE_BYTES takes an hour."""
+# Per request. With obstore's backoff, they bridge an outage of 25 s.
 MAX_RETRIES = 8
-"""Maximum number of retries per request. With obstore's backoff, they bridge an outage of 25 s."""
+# Each range of an object is a request with retries of its own.
 REQUEST_RANGE_BYTES = 64 << 20
-"""Number of bytes per request. Each part of an object is a request with retries of its own."""
 STREAM_CHUNK_BYTES = 1 << 20
+# The largest checkpoints have some hundred files.
 MAX_OBJECTS = 10_000
-"""Maximum number of objects below the prefix. The largest checkpoints have some hundred files."""
+# Maximum length of the store's own error text in a message.
 MAX_REASON_CHARS = 300
-"""Maximum length of the part of a message that the store has written."""
 CREDENTIALS_FIELD = "spec.model.credentialsSecretRef"
+# Variables that configure credentials. If none is set, requests are anonymous.
 CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )  # fmt: skip
-"""Environment variables that configure credentials. If none is set, requests are anonymous."""
 _STATUS_PATTERN = re.compile(r"status code: (\d{3})[^:]*(?:: (.*))?", re.DOTALL)
 _ERROR_PAGE_PATTERN = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
 _REGION_PATTERN = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
@@ -57,7 +53,7 @@ class ObjectChangedError(DownloadError):
 
 @dataclass(frozen=True)
 class BucketObject:
-    """Object in the bucket. ``path`` is relative to the prefix; ``size`` is in bytes."""
+    """Object in the bucket, with its path relative to the prefix and its size in bytes."""
 
     path: str
     size: int
@@ -67,8 +63,7 @@ class BucketObject:
 class Bucket:
     """Reader of the objects below ``s3://NAME/PREFIX``.
 
-    Methods raise StoreUnreachableError for errors that a retry may cure, and DownloadError for
-    others.
+    Methods raise StoreUnreachableError if a retry may help, otherwise DownloadError.
     """
 
     def __init__(self, uri: str, max_retries: int = MAX_RETRIES) -> None:
@@ -112,10 +107,7 @@ class Bucket:
         return found
 
     def read_object(self, bucket_object: BucketObject, offset: int) -> Iterator[bytes]:
-        """Yield the content of ``bucket_object`` from ``offset`` on, in blocks.
-
-        Raises :class:`ObjectChangedError` if the object has changed since it was listed.
-        """
+        """Yield the content of ``bucket_object`` from ``offset`` on. Raises ObjectChangedError."""
         for start in range(offset, bucket_object.size, REQUEST_RANGE_BYTES):
             options: GetOptions = {
                 "if_match": f'"{bucket_object.etag}"',
@@ -129,10 +121,7 @@ class Bucket:
                 raise self._convert_error(error) from None
 
     def _convert_error(self, error: BaseError | FileNotFoundError) -> Exception:
-        """Return the exception to raise for ``error``. Its message says what to do.
-
-        obstore's exceptions have no fields: the status and the error page are in their text.
-        """
+        # obstore's exceptions have no fields: the status and the error page are in their text.
         text, _, details = str(error).partition("\n\nDebug source:")
         if isinstance(error, InvalidPathError):
             return DownloadError(
@@ -172,11 +161,6 @@ class Bucket:
 
 
 def _check_environment() -> None:
-    """Check the environment variables of AWS's tools, and unset those that are empty.
-
-    Raises :class:`DownloadError` if only one half of an access key is set, or if an endpoint is not
-    a URL.
-    """
     for name in [name for name in os.environ if name.startswith("AWS_") and not os.environ[name]]:
         del os.environ[name]
     if ("AWS_ACCESS_KEY_ID" in os.environ) != ("AWS_SECRET_ACCESS_KEY" in os.environ):

@@ -1,7 +1,6 @@
 """Download a repository of the Hugging Face Hub to a directory or to the hub's cache.
 
-An interrupted download is resumed. Several pods may share the directory, because the hub's client
-locks each file.
+Several pods may share the directory, because the hub's client locks each file.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ log = logging.getLogger("download")
 
 
 TOKEN_FIELD = "spec.model.tokenSecretRef (the variable HF_TOKEN)"
+# Variables of hf-xet 1.8 for its buffer sizes, which are the total divided by these numbers.
 XET_BUFFER_DIVISORS = {
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT": 1,
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE": 2,
@@ -45,17 +45,14 @@ XET_BUFFER_DIVISORS = {
     "HF_XET_RECONSTRUCTION_MIN_RECONSTRUCTION_FETCH_SIZE": 8,
     "HF_XET_RECONSTRUCTION_MAX_RECONSTRUCTION_FETCH_SIZE": 4,
 }
-"""Environment variables of hf-xet 1.8 for buffer sizes: the total divided by these numbers."""
+# hf-xet's former default, which suffices for any network.
 MAX_BUFFERS_BYTES = 2_000_000_000
-"""Maximum total size of hf-xet's buffers: its former default, which suffices for any network."""
 
 
 def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None) -> None:
-    """Limit hf-xet's buffers to a quarter of the free memory, by setting variables in ``environ``.
+    """Limit hf-xet's buffers to a quarter of ``headroom_bytes`` by variables in ``environ``.
 
-    ``headroom_bytes`` is the free memory; None changes nothing. By default, hf-xet sizes its
-    buffers by the machine's memory, which may be a hundred times a container's limit. Variables
-    that are already set are kept.
+    By default, hf-xet sizes its buffers by the machine's memory instead of the container's limit.
     """
     if headroom_bytes is None:
         return
@@ -65,11 +62,12 @@ def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None)
 
 
 class _HubUnreachableError(Exception):
-    """The hub cannot be reached. The message is that of the hub's client library."""
+    # The message is that of the hub's client library.
+    pass
 
 
 def _fetch_model_info(repository: str, revision: str) -> ModelInfo:
-    """Return the hub's metadata of a revision. Raises DownloadError or _HubUnreachableError."""
+    # Raises DownloadError or _HubUnreachableError.
     try:
         return HfApi().model_info(repository, revision=revision, files_metadata=True)
     except GatedRepoError:
@@ -91,10 +89,9 @@ def _fetch_model_info(repository: str, revision: str) -> ModelInfo:
 
 
 def download_to_cache(repository: str, revision: str) -> Path:
-    """Download a revision to the hub's cache, and return its folder.
+    """Download a revision to the hub's cache, and return its folder. Raises DownloadError.
 
-    If the hub cannot be reached, return the folder of an earlier download. Raises
-    :class:`DownloadError`.
+    If the hub cannot be reached, return the folder of an earlier download.
     """
     info: ModelInfo | None = None
     try:
@@ -129,10 +126,7 @@ def download_to_cache(repository: str, revision: str) -> Path:
 
 
 def _find_cached_folder(repository: str, revision: str) -> Path:
-    """Return the revision's folder in the hub's cache.
-
-    Raises LocalEntryNotFoundError if the revision is not cached or may be incomplete.
-    """
+    # Raises LocalEntryNotFoundError also for a folder that may be incomplete.
     found = Path(
         snapshot_download(
             repository,
@@ -150,7 +144,6 @@ def _find_cached_folder(repository: str, revision: str) -> Path:
 
 
 def _find_complete_cached_folder(repository: str, commit: str, info: ModelInfo) -> Path | None:
-    """Return the revision's folder in the hub's cache; None if a file in ``info`` is missing."""
     try:
         found = _find_cached_folder(repository, commit)
     except (LocalEntryNotFoundError, OSError):
@@ -165,7 +158,7 @@ def _find_complete_cached_folder(repository: str, commit: str, info: ModelInfo) 
 
 
 def download(repository: str, revision: str, target: Path) -> str:
-    """Download a revision to ``target`` and return its commit. Raises :class:`DownloadError`."""
+    """Download a revision to ``target`` and return its commit. Raises DownloadError."""
     present = read_complete_version(target)
     try:
         info = _fetch_model_info(repository, revision)

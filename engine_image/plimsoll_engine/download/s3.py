@@ -1,8 +1,4 @@
-"""Download of the objects below a bucket's prefix to a directory.
-
-Partial files are resumed, complete files are kept, and files that are no longer in the bucket are
-removed. A lock ensures that only one pod at a time writes to a shared directory.
-"""
+"""Download the objects below a bucket's prefix to a directory, which several pods may share."""
 
 from __future__ import annotations
 
@@ -37,16 +33,16 @@ from plimsoll_engine.download.target import (
 
 log = logging.getLogger("download")
 
+# JSON object with the ETag of each complete file, by file name.
 INDEX_FILE = ".plimsoll-objects.json"
-"""JSON file with the ETag of each complete file, by file name."""
 LOCK_FILE = ".plimsoll-lock"
 MAX_PARALLEL_DOWNLOADS = 4
 
 
 def download(uri: str, target: Path) -> str:
-    """Download the objects below ``uri`` to ``target``, and return the checkpoint's version.
+    """Download the objects below ``uri`` to ``target``. Return a hash of the objects.
 
-    The version is a hash of each object's name, ETag and size. Raises :class:`DownloadError`.
+    Raises :class:`DownloadError`.
     """
     present = read_complete_version(target)
     # Do not retry the listing if the checkpoint is already here.
@@ -78,7 +74,6 @@ def download(uri: str, target: Path) -> str:
 
 
 def _select_objects(objects: list[BucketObject]) -> dict[str, BucketObject]:
-    """Return the objects to download, by their paths relative to the target directory."""
     paths = {PurePosixPath(obj.path): obj for obj in objects}
     folders = {parent for path in paths for parent in path.parents}
     found = {}
@@ -137,7 +132,6 @@ def _download_objects(bucket: Bucket, objects: dict[str, BucketObject], target: 
 
 
 def _download_object(bucket: Bucket, bucket_object: BucketObject, path: Path) -> None:
-    """Download ``bucket_object`` to ``path``. Resume a partial file of the same ETag."""
     path.parent.mkdir(parents=True, exist_ok=True)
     etag = hashlib.sha256(bucket_object.etag.encode()).hexdigest()[:12]
     part = path.with_name(f"{path.name}.{etag}.part")

@@ -15,7 +15,7 @@ _HUB_URI_PATTERN = re.compile(
 
 
 class SourceError(Exception):
-    """The checkpoint is not available. The message gives the reason."""
+    """The checkpoint is not available."""
 
 
 def make_default_model_name(model: str) -> str:
@@ -24,11 +24,10 @@ def make_default_model_name(model: str) -> str:
 
 
 def fetch_folder(model: str) -> Path:
-    """Return the checkpoint's folder. Raises :class:`SourceError`.
+    """Return the checkpoint's folder. Raises SourceError.
 
-    If ``model`` is ``hf://ORGANISATION/NAME[@REVISION]``, a separate process downloads it to the
-    hub's cache. The memory of the hub's client is thus freed. Only the client's timeouts
-    (HF_HUB_DOWNLOAD_TIMEOUT) limit the duration.
+    A separate process downloads a repository ``hf://ORGANISATION/NAME[@REVISION]`` to the hub's
+    cache, which frees the memory of the hub's client.
     """
     if not model.startswith(HUB_SCHEME):
         return Path(model)

@@ -13,27 +13,27 @@ from typing import TypeGuard
 
 log = logging.getLogger("download")
 
+# This file has the checkpoint's version. It is written after all other files.
 COMPLETE_MARKER = ".plimsoll-complete"
-"""File with the checkpoint's version, which is written once all other files are complete."""
 PROGRESS_INTERVAL_S = 10.0
+# The same weights in other formats.
 IGNORED_PATTERNS = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*")
-"""Patterns of files that are not downloaded: the same weights in other formats."""
 _DISK_ERRNOS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO,
 )  # fmt: skip
 
 
 class DownloadError(Exception):
-    """The checkpoint cannot be downloaded. The message says why."""
+    """The checkpoint cannot be downloaded."""
 
 
 def is_ignored(name: str) -> bool:
-    """Report whether the file name ``name`` matches a pattern in :data:`IGNORED_PATTERNS`."""
+    """Report whether a file matches a pattern in :data:`IGNORED_PATTERNS`."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED_PATTERNS)
 
 
 def read_complete_version(target: Path) -> str | None:
-    """Return the version of the checkpoint in ``target``; None if the checkpoint is incomplete."""
+    """Return the version of the checkpoint in ``target``; None if it is incomplete."""
     try:
         return (target / COMPLETE_MARKER).read_text().strip()
     except FileNotFoundError:
@@ -48,12 +48,12 @@ def mark_complete(target: Path, version: str) -> None:
 
 
 def mark_incomplete(target: Path) -> None:
-    """Remove the completion marker. Call this before you change the first file."""
+    """Remove the completion marker. Call this before the first change of a file."""
     (target / COMPLETE_MARKER).unlink(missing_ok=True)
 
 
 def make_unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
-    """Return the error for a directory that cannot be written. Its message says what to do."""
+    """Return an error that says how to make ``folder`` writable."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         action = "free space on its volume, or use a larger claim in spec.model.cache"
     elif error.errno == errno.EROFS:
@@ -65,12 +65,12 @@ def make_unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
 
 
 def is_disk_error(error: BaseException) -> TypeGuard[OSError]:
-    """Report whether ``error`` is an error of the disk. Other OSErrors come from the network."""
+    """Report whether ``error`` is an error of the disk instead of the network."""
     return isinstance(error, OSError) and error.errno in _DISK_ERRNOS
 
 
 def check_free_space(target: Path, needed_bytes: int) -> None:
-    """Raise :class:`DownloadError` if the volume of ``target`` has too little free space."""
+    """Raise DownloadError if the volume of ``target`` has too little free space."""
     free = shutil.disk_usage(target).free
     if needed_bytes > free:
         raise DownloadError(
@@ -80,7 +80,7 @@ def check_free_space(target: Path, needed_bytes: int) -> None:
 
 
 def sum_file_bytes(folder: Path) -> int:
-    """Return the total size in bytes of the files below ``folder``, except unreadable ones."""
+    """Return the total size in bytes of the readable files below ``folder``."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -91,7 +91,7 @@ def sum_file_bytes(folder: Path) -> int:
 
 
 class ProgressLogger:
-    """Context manager that logs the downloaded size every :data:`PROGRESS_INTERVAL_S` seconds."""
+    """Context manager that logs the downloaded size periodically."""
 
     def __init__(self, target: Path, total_bytes: int) -> None:
         self._target, self._expected_bytes = target, total_bytes

@@ -1,4 +1,4 @@
-"""Flags and settings of the serving API. Their names are vLLM's."""
+"""Flags and settings of the serving API, named as in vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from plimsoll_engine.errors import UsageError
 TOOL_CALL_PARSERS = (
     "hermes", "llama3_json", "mistral", "qwen3_coder", "glm45", "deepseek_v3", "pythonic", "openai",
 )  # fmt: skip
-"""Names of the tool call parsers, as in vLLM."""
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,13 +20,9 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         chat_template: File that replaces the checkpoint's chat templates.
         generation_config: ``auto`` to use the checkpoint's sampling defaults, or ``vllm``.
-        return_tokens_as_token_ids: Default of the request field with this name.
-        force_include_usage: Whether every chunk of a stream has usage statistics.
-        tokenizer_info: Whether the path ``/tokenizer_info`` exists.
         tool_call_parser: Name of the parser; None selects it by the chat template.
         strict_requests: Whether unknown fields are refused.
         skip_hosted_tools: Whether tools that only OpenAI runs are ignored.
-        allowed_origins: Origins that CORS allows.
 
     """
 

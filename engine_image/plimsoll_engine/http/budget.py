@@ -1,8 +1,6 @@
-"""Memory budget of request bodies and of responses, in total and per client.
+"""Memory budget of request bodies and responses, in total and per client.
 
-Before a body is read, its Content-Length is reserved. An oversized request is thus refused before
-it takes memory. The budget limits the reserved bytes. The ledger reports the held bytes: those that
-were received so far.
+The budget limits reserved bytes. The ledger reports held bytes, which have been received.
 """
 
 from __future__ import annotations
@@ -13,11 +11,7 @@ from plimsoll_engine.http.limits import MAX_SMALL_BODY_BYTES
 
 
 class BodyBudgetExceededError(Exception):
-    """A body exceeds the budget.
-
-    ``is_client_share`` is True if the body exceeds the client's half of the budget, and False if it
-    exceeds the whole budget.
-    """
+    """A body exceeds the total budget, or its client's half (``is_client_share``)."""
 
     def __init__(self, message: str, is_client_share: bool) -> None:
         super().__init__(message)
@@ -25,11 +19,7 @@ class BodyBudgetExceededError(Exception):
 
 
 class BodyBudget:
-    """Memory budget of all bodies larger than MAX_SMALL_BODY_BYTES. A client may use half of it.
-
-    ``get_total_bytes`` returns the current size of the budget. ``held_bytes`` is the size of the
-    data that is in memory now.
-    """
+    """Memory budget of all bodies larger than MAX_SMALL_BODY_BYTES. A client may use half of it."""
 
     def __init__(self, get_total_bytes: Callable[[], int], max_connections: int) -> None:
         self._get_total_bytes = get_total_bytes
@@ -44,7 +34,7 @@ class BodyBudget:
         return self._get_total_bytes() + self._max_connections * MAX_SMALL_BODY_BYTES
 
     def open_reservation(self, client: str) -> Reservation:
-        """Return a context manager that reserves memory for one body of ``client``."""
+        """Return a context manager that can reserve memory for one body of ``client``."""
         return Reservation(self, client)
 
     def _reserve(self, client: str, size_bytes: int) -> None:
@@ -75,7 +65,7 @@ class BodyBudget:
 
 
 class Reservation:
-    """Memory reservation of one body, as a context manager that releases the memory at its end."""
+    """Memory reservation of one body, released when its context exits."""
 
     def __init__(self, budget: BodyBudget, client: str) -> None:
         self._budget = budget
@@ -84,16 +74,13 @@ class Reservation:
         self._held_bytes = 0
 
     def reserve(self, size_bytes: int) -> None:
-        """Increase the reservation to ``size_bytes`` bytes in total.
-
-        Raises :class:`BodyBudgetExceededError` if the budget does not allow it.
-        """
+        """Increase the reservation to ``size_bytes`` in total. Raises BodyBudgetExceededError."""
         if size_bytes > MAX_SMALL_BODY_BYTES and size_bytes > self._reserved:
             self._budget._reserve(self._client, size_bytes - self._reserved)
             self._reserved = size_bytes
 
     def add_held(self, size_bytes: int) -> None:
-        """Count ``size_bytes`` further bytes as held in memory."""
+        """Count ``size_bytes`` more bytes as held in memory."""
         self._held_bytes += size_bytes
         self._budget.held_bytes += size_bytes
 

@@ -1,9 +1,4 @@
-"""HTTP connection of uvicorn with timeouts for slow or stalled clients.
-
-A client may send no header or an endless one, stop within a body, or stop reading its response.
-:meth:`Connection.close_if_timed_out` runs every second. A slow client that makes progress keeps its
-connection.
-"""
+"""HTTP connection of uvicorn that times out clients that make no progress."""
 
 from __future__ import annotations
 
@@ -20,18 +15,18 @@ from plimsoll_engine.http.limits import LINGER_TIMEOUT_S, MAX_HEADER_BYTES, Http
 from plimsoll_engine.http.request_framing import StrictConnection
 
 ErrorBodyEncoder = Callable[[int, str, str], bytes]
-"""Function that returns the body of an error response, given its status, message and code."""
+"""Return the body of an error response, given its status, message and code."""
 
 
 class ConnectionRegistry(Protocol):
-    """Interface of the registry of a server's connections."""
+    """Registry of a server's connections."""
 
     limits: HttpLimits
     overload_app: ASGIApp
     error_body: ErrorBodyEncoder
 
     def add(self, connection: Connection) -> None:
-        """Register ``connection``, or refuse it if there are too many."""
+        """Register or refuse ``connection``."""
 
     def discard(self, connection: Connection) -> None:
         """Remove ``connection``."""
@@ -41,8 +36,6 @@ class ConnectionRegistry(Protocol):
 
 
 class _CountingTransport:
-    """Transport that counts written bytes, and closes only if ``may_close`` returns True."""
-
     def __init__(self, transport: asyncio.Transport, may_close: Callable[[], bool]) -> None:
         self._transport = transport
         self._may_close = may_close
@@ -54,7 +47,7 @@ class _CountingTransport:
 
     @property
     def sent_bytes(self) -> int:
-        """Number of written bytes that the kernel has accepted."""
+        # Bytes that the kernel has accepted.
         return self.written_bytes - self._transport.get_write_buffer_size()
 
     def close(self) -> None:
@@ -62,7 +55,7 @@ class _CountingTransport:
             self._transport.close()
 
     def release(self) -> None:
-        """Drop the reference to the connection, so that no reference cycle remains."""
+        # Break the reference cycle with the connection.
         self._may_close = _return_true
 
     def __getattr__(self, name: str) -> Any:
@@ -82,8 +75,8 @@ class Connection(H11Protocol):
         super().__init__(**options)
         self.conn = StrictConnection(h11.SERVER, MAX_HEADER_BYTES)
         self._registry = registry
+        # Monotonic time in seconds.
         self.idle_since = time.monotonic()
-        """Monotonic time in seconds at which the connection became idle."""
         self._header_since: float | None = self.idle_since
         self._sent = 0
         self._sent_at = self.idle_since
@@ -97,27 +90,23 @@ class Connection(H11Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request has been received whose response has not been sent in full."""
+        """Whether a received request still lacks a part of its response."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     @property
     def unsent_bytes(self) -> int:
-        """Number of response bytes that wait in the write buffer."""
+        """Number of response bytes in the write buffer."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Register the connection, and begin to count its written bytes."""
+        """Register the connection."""
         counting: Any = _CountingTransport(transport, self._may_close)
         super().connection_made(counting)
         self._registry.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection, and release the resources of its request.
-
-        References are dropped, so that no reference cycle remains. With thousands of connections, a
-        garbage collection of their cycles would block the event loop for a tenth of a second.
-        """
+        """Remove the connection, and release the resources of its request."""
         self._registry.discard(self)
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]
@@ -129,7 +118,7 @@ class Connection(H11Protocol):
         self.app = self._registry.overload_app
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes. Close the connection if the client pipelines too much data."""
+        """Process received data. Close the connection if the client pipelines too much."""
         if self._half_closed or self.transport.is_closing():
             return
         if self.is_answering and len(data) > MAX_HEADER_BYTES:
@@ -149,16 +138,12 @@ class Connection(H11Protocol):
 
     @property
     def _is_answered_early(self) -> bool:
-        """Whether the response was complete before the whole request body was received."""
         cycle = self.cycle
         return cycle is not None and cycle.response_complete and cycle.more_body
 
     def _may_close(self) -> bool:
-        """Return True if the socket may be closed now. Otherwise, close only its write side.
-
-        If the socket were closed while the client sends its body, the connection would be reset.
-        The client could then lose the response.
-        """
+        # If the socket were closed while the client sends its body, the connection would be reset,
+        # and the client could lose the response. Only the write side is closed then.
         if self._half_closed or not self._is_answered_early or not self.transport.can_write_eof():
             return True
         self._half_closed = True
@@ -170,10 +155,7 @@ class Connection(H11Protocol):
         self._send_error_and_close(400, self.conn.error_message or msg, "invalid_http")
 
     def close_if_timed_out(self, now: float) -> None:
-        """Close the connection if its client exceeded a timeout.
-
-        ``now`` is a value of ``time.monotonic()``.
-        """
+        """Close the connection if its client exceeded a timeout by ``now`` (monotonic seconds)."""
         limits = self._registry.limits
         transport: Any = self.transport
         sent = transport.sent_bytes
@@ -206,10 +188,7 @@ class Connection(H11Protocol):
         self._send_error_and_close(408, message, "header_timeout")
 
     def abort(self, reason: str) -> None:
-        """Close the connection at once and discard unsent bytes.
-
-        ``reason`` is one of :data:`plimsoll_engine.http.connections.CLOSE_REASONS`.
-        """
+        """Discard unsent bytes and close the connection for a reason in CLOSE_REASONS."""
         self._registry.count_closed(reason)
         self.transport.abort()
 

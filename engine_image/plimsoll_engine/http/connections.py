@@ -1,4 +1,4 @@
-"""Registry of a server's connections, which limits their number and evicts idle ones."""
+"""Registry of a server's connections, which limits their number."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from plimsoll_engine.http.connection import Connection, ErrorBodyEncoder
 from plimsoll_engine.http.limits import HttpLimits
 from plimsoll_engine.http.slices import MAX_WRITE_BUFFER_BYTES
 
+# Connections beyond the limit that get status 503. Further ones are closed at once.
 MAX_REFUSED_CONNECTIONS = 64
-"""Number of connections beyond the limit that get status 503. Further ones are closed at once."""
+# Fraction of the maximum number of connections that is evicted to make room.
 EVICTED_FRACTION = 1 / 16
-"""Fraction of the maximum number of connections that is evicted to make room."""
 
 CLOSE_REASONS = (
     "header_timeout", "write_timeout", "linger_timeout", "pipelined", "evicted", "refused",
@@ -24,8 +24,7 @@ CLOSE_REASONS = (
 class Connections:
     """Registry of a server's open connections.
 
-    ``overload_app`` answers requests on connections beyond the limit. ``closed`` counts the
-    connections that the server closed, by reason.
+    ``overload_app`` answers requests on connections beyond the limit.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Connections:
 
     @property
     def unsent_bytes(self) -> int:
-        """Number of response bytes that wait in the write buffers of all connections."""
+        """Number of response bytes in the write buffers of all connections."""
         return sum(connection.unsent_bytes for connection in self._open)
 
     @property
@@ -51,11 +50,7 @@ class Connections:
         return (self.limits.max_connections + MAX_REFUSED_CONNECTIONS) * MAX_WRITE_BUFFER_BYTES
 
     def add(self, connection: Connection) -> None:
-        """Register ``connection``, or refuse it if there are too many and none is idle.
-
-        Idle connections are evicted to make room: first those of the host with the most
-        connections. Among these, the connections that have been idle longest come first.
-        """
+        """Register ``connection``, evicting idle connections if needed, or refuse it."""
         if len(self._open) >= self.limits.max_connections:
             self._evict_idle()
         if len(self._open) >= self.limits.max_connections:

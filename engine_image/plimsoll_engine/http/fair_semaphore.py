@@ -1,4 +1,4 @@
-"""Semaphore that is fair between clients: waiting clients get a slot in turn."""
+"""Semaphore that gives its slots to waiting clients in turn."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 
 WaitDisconnect = Callable[[], Coroutine[Any, Any, None]]
-"""Coroutine function that returns once a client has disconnected."""
+"""Wait until a client has disconnected."""
 
 
 class FairSemaphore:
-    """Semaphore with ``slots`` slots, which waiting clients get in turn.
-
-    The caller limits the number of waiting tasks.
-    """
+    """Semaphore that gives its slots to waiting clients in turn."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = num_slots
@@ -28,10 +25,7 @@ class FairSemaphore:
     async def hold_slot(
         self, client: str, wait_for_disconnect: WaitDisconnect | None = None
     ) -> AsyncIterator[None]:
-        """Return a context that holds a slot for ``client``.
-
-        Raises ClientDisconnect if ``wait_for_disconnect`` returns before a slot is free.
-        """
+        """Hold a slot for ``client`` within the context. Raises ClientDisconnect."""
         await self._acquire(client, wait_for_disconnect)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Flags and settings of HTTP connections: their number, sizes and timeouts."""
+"""Flags and settings of HTTP connections."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from plimsoll_engine.http.limits import HttpLimits
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of HTTP connections. Times are in seconds.
-
-    If ``max_connections`` is None, it is twice ``--max-queued``. If ``max_body_bytes`` or
-    ``body_buffer_bytes`` is None, it is derived from the model (``api/body_sizes.py``).
-    """
+    """Settings of HTTP connections. None is derived from ``--max-queued`` or the model."""
 
     max_connections: int | None = None
     max_body_bytes: int | None = None

@@ -5,35 +5,29 @@ from __future__ import annotations
 import msgspec
 
 KIB = 1024
+# Bodies up to this size need no reservation, so large bodies cannot block them.
 MAX_SMALL_BODY_BYTES = 32 * KIB
-"""Maximum size of a body without a reservation. Large bodies thus cannot block small ones."""
+# Received bytes that extend the timeout of a body by one second.
 MIN_BODY_BYTES_PER_S = 16 * KIB
-"""Received bytes that extend the timeout of a body by one second."""
 MAX_BODY_TIMEOUT_S = 300.0
+# Time to discard the rest of a body that was answered early. If the connection were reset instead,
+# the client could lose the answer.
 LINGER_TIMEOUT_S = 5.0
-"""Time to read and discard the rest of a body after the request was answered early.
-
-Otherwise, the connection would be reset before the client has read the answer.
-"""
+# Per connection and direction. By default, the kernel's buffer grows to several MiB if a client
+# does not read. This memory counts towards the container's limit, but is not in the ledger.
 SOCKET_BUFFER_BYTES = 256 * KIB
-"""Size of the kernel buffer of a connection, for each direction.
-
-By default, the buffer grows to several MiB if a client does not read. This memory counts towards
-the container's limit, but the ledger does not report it.
-"""
+# Enforced by h11 for the request line and its header fields.
 MAX_HEADER_BYTES = 16 * KIB
-"""Maximum size of a request line with its header fields. h11 enforces this limit."""
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of an HTTP server. Times are in seconds.
+    """Limits of an HTTP server.
 
     Attributes:
         idle_timeout_s: Maximum time between two requests on a connection.
-        header_timeout_s: Maximum time to receive a header. It begins with the connection, or with
-            the first byte of a later request.
-        body_timeout_s: Maximum time to receive a body, which begins at the end of the header. Each
-            :data:`MIN_BODY_BYTES_PER_S` received bytes extend it by one second.
+        header_timeout_s: Maximum time to receive a header.
+        body_timeout_s: Maximum time to receive a body. Each :data:`MIN_BODY_BYTES_PER_S` received
+            bytes extend it by one second.
         write_timeout_s: Maximum time for which a client may read no part of its response.
 
     """
@@ -45,8 +39,5 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: float = 60.0
 
     def compute_body_timeout_s(self, received_bytes: int) -> float:
-        """Return the timeout of a body in seconds, counted from the end of the header.
-
-        ``received_bytes`` is the part of the body that was received so far.
-        """
+        """Return the timeout of a body, in seconds since the end of its header."""
         return min(MAX_BODY_TIMEOUT_S, self.body_timeout_s + received_bytes / MIN_BODY_BYTES_PER_S)

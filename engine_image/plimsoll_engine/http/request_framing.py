@@ -1,8 +1,7 @@
-"""HTTP connection that refuses requests of ambiguous length, which could smuggle another request.
+"""HTTP connection that refuses requests of ambiguous length.
 
-h11 refuses conflicting ``Content-Length`` fields and any transfer coding except ``chunked``. It
-lets ``Transfer-Encoding`` override ``Content-Length``, as RFC 9112 (6.1) permits. A proxy that uses
-the length instead would read the rest of the body as another client's request.
+A proxy that trusts ``Content-Length``, while h11 trusts ``Transfer-Encoding``, would read the rest
+of the body as another client's request.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ AMBIGUOUS_LENGTH_MESSAGE = (
 
 
 class StrictConnection(h11.Connection):
-    """h11 connection that refuses requests with both Transfer-Encoding and Content-Length.
-
-    ``error_message`` is the message for the client; None if no request was refused.
-    """
+    """h11 connection that refuses requests with both Transfer-Encoding and Content-Length."""
 
     error_message: str | None = None
 

@@ -1,7 +1,6 @@
-"""ASGI middleware that sends response bodies in slices, to limit the write buffer of a connection.
+"""ASGI middleware that sends response bodies in slices, to limit the write buffer.
 
-uvicorn writes each body message to the socket at once, whatever its size. It waits for the client
-only before the next message.
+uvicorn writes the whole body of a message before it waits for the client.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_SLICE_BYTES = 64 << 10
+# A slice, uvicorn's high-water mark of 64 KiB, and headers.
 MAX_WRITE_BUFFER_BYTES = 2 * MAX_SLICE_BYTES + (16 << 10)
-"""Maximum size of a write buffer: a slice, uvicorn's high-water mark of 64 KiB, and headers."""
 
 
 class SlicedResponses:
@@ -20,7 +19,7 @@ class SlicedResponses:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the application, and send each slice once the client has read the preceding one."""
+        """Send each slice of the response once the client has read the previous one."""
 
         async def send_slices(message: Message) -> None:
             body = message.get("body", b"")

@@ -12,27 +12,19 @@ from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.process.addresses import remove_addresses
 
 SUPPORTED_FORMATS = ("WAV", "WAVEX", "FLAC", "MP3", "OGG")
-"""Supported audio formats, by libsndfile's names."""
+# As in OpenAI's API.
 MAX_FILE_BYTES = 25 << 20
-"""Maximum file size, as in OpenAI's API."""
 MAX_DURATION_S = 600.0
 MAX_CHANNELS = 8
+# 240 MB for all channels. Ten minutes of stereo at 48 kHz have 58 million samples.
 MAX_SAMPLES = 60_000_000
-"""Maximum number of decoded samples of all channels (240 MB).
-
-Ten minutes of stereo at 48 kHz have 58 million samples.
-"""
 SAMPLE_RATES_HZ = (1_000, 384_000)
-"""Minimum and maximum sample rate."""
 
 Samples = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 def decode(data: bytes, rate_hz: int) -> Samples:
-    """Return the audio file ``data`` as mono float32 samples [n] at ``rate_hz``. Raises MediaError.
-
-    The length and the number of channels in the header are checked before decoding.
-    """
+    """Return an audio file as mono float32 samples [n] at ``rate_hz``. Raises MediaError."""
     if not data:
         raise MediaError("the audio file is empty", "invalid_audio")
     if len(data) > MAX_FILE_BYTES:
@@ -98,11 +90,7 @@ def _check_header(file: soundfile.SoundFile) -> None:
 
 
 def split_samples(samples: Samples, max_samples: int, rate_hz: int) -> list[Samples]:
-    """Return ``samples`` [n] in pieces of at most ``max_samples``.
-
-    Each cut is at the quietest tenth of a second in the last fifth of a piece, where it is least
-    likely to be within a word.
-    """
+    """Return ``samples`` [n] in pieces of at most ``max_samples``, cut where it is quiet."""
     pieces: list[Samples] = []
     search = max(1, rate_hz // 10)
     while len(samples) > max_samples:

@@ -13,10 +13,7 @@ from plimsoll_engine.multimodal.processor import MediaKind, ProcessedMedia
 
 
 class ClipProcessor:
-    """Image processor of LLaVA checkpoints.
-
-    The constructor raises UnsupportedCheckpointError, which names the file and the field.
-    """
+    """Image processor of LLaVA checkpoints."""
 
     kind: MediaKind = "image"
 
@@ -61,7 +58,7 @@ class ClipProcessor:
         )
 
     def hash_file(self, data: bytes) -> bytes:
-        """Return the cache key of an image file: a hash of its content and the settings."""
+        """Return the cache key of an image file with these settings."""
         return hash_content(self._settings, data)
 
     def process(self, data: bytes) -> ProcessedMedia:
@@ -93,7 +90,7 @@ class ClipProcessor:
 
 
 def _read_sizes(settings: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
-    """Return (shortest edge, None) or (None, (height, width)), in pixels."""
+    # (shortest edge, None) or (None, (height, width)), in pixels.
     size = settings.get("size")
     if isinstance(size, int):
         return settings.get_positive_int("size"), None

@@ -14,13 +14,12 @@ from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.process.addresses import remove_addresses
 
 SUPPORTED_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Supported image formats, by Pillow's names."""
+# As in OpenAI's API.
 MAX_FILE_BYTES = 20 << 20
-"""Maximum file size of an image, as in OpenAI's API."""
+# 160 MB as RGBA. An 8K frame has 33 million pixels.
 MAX_PIXELS = 40_000_000
-"""Maximum number of pixels of an image (160 MB as RGBA). An 8K frame has 33 million."""
+# Resizing an image with a higher ratio would take too much memory.
 MAX_ASPECT_RATIO = 200
-"""Maximum ratio of the longer to the shorter side, so that resizing takes little memory."""
 
 _DATA_URL_PATTERN = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
@@ -54,11 +53,7 @@ def decode_data_url(url: str) -> bytes:
 
 
 def decode(data: bytes) -> Image.Image:
-    """Return the first frame of the image file ``data`` as RGB. Raises MediaError.
-
-    The frame is rotated as EXIF says. The width and height in the header are checked before
-    decoding.
-    """
+    """Return the first frame of an image file as RGB, rotated as EXIF says. Raises MediaError."""
     if len(data) > MAX_FILE_BYTES:
         raise MediaError(
             f"the image is larger than the maximum of {MAX_FILE_BYTES} bytes: scale the image down",

@@ -7,12 +7,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+# If two images had the same key, a request could see another one's image.
 MEDIA_KEY_BYTES = 16
-"""Size of a media key. If two images had the same key, a request could see another one's image."""
 
 
 class UnsupportedCheckpointError(Exception):
-    """The checkpoint requires an unsupported feature. The message names the file and the field."""
+    """The checkpoint requires an unsupported feature."""
 
 
 class JsonFile:
@@ -38,9 +38,9 @@ class JsonFile:
         return default if value is None else value
 
     def get_positive_int(self, field: str, default: int | None = None) -> int:
-        """Return the positive integer in ``field``, or ``default`` if the field is missing.
+        """Return the integer in ``field``, or ``default`` if it is missing.
 
-        Raises UnsupportedCheckpointError for any other value.
+        Raises UnsupportedCheckpointError if the value is no positive integer.
         """
         value = self.get(field, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -53,13 +53,10 @@ class JsonFile:
 
 
 def hash_content(settings_hash: bytes, data: bytes) -> bytes:
-    """Return the key of a file: a hash of its content ``data`` and of the processing settings.
-
-    ``settings_hash`` is the result of :func:`hash_settings`.
-    """
+    """Return the key of a file with the content ``data`` and these processing settings."""
     return blake2b(data, digest_size=MEDIA_KEY_BYTES, key=settings_hash).digest()
 
 
 def hash_settings(*parts: object) -> bytes:
-    """Return a hash of ``parts``, which are the settings that affect processing."""
+    """Return a hash of the settings that affect processing."""
     return blake2b(repr(parts).encode(), digest_size=MEDIA_KEY_BYTES).digest()

@@ -1,7 +1,6 @@
 """Interfaces of media processors, which turn files into input tensors of the encoder.
 
-This package runs in the frontend, so it must not import torch. It uses numpy, Pillow and
-libsndfile.
+This package must not import torch, because it runs in the frontend.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ MediaKind = Literal["image", "audio"]
 
 
 class MediaError(Exception):
-    """The client's image or audio is invalid or unsupported. The message says what to send."""
+    """The client's image or audio is invalid or unsupported."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -22,10 +21,7 @@ class MediaError(Exception):
 
 
 class ProcessedMedia(NamedTuple):
-    """Input tensor of the encoder. ``data`` has the little-endian bytes of ``shape`` and ``dtype``.
-
-    ``key`` is a hash of the content and of the processing settings.
-    """
+    """Input tensor of the encoder, as little-endian bytes. The key is for caches."""
 
     kind: MediaKind
     key: bytes
@@ -36,7 +32,6 @@ class ProcessedMedia(NamedTuple):
     def to_media(self, start: int, num_placeholders: int, num_tokens: int) -> Media:
         """Return the message that sends the tensor to the worker.
 
-        The ``num_placeholders`` placeholder tokens begin at index ``start`` of the prompt.
         ``num_tokens`` is the number of tokens that the encoder output takes in the encoder cache.
         """
         return Media(
@@ -55,12 +50,11 @@ class Processor(Protocol):
     """Processor of one kind of media for one model."""
 
     kind: MediaKind
+    # ID of the token that the chat template writes for each item; None if it writes none.
     placeholder: int | None
-    """ID of the token that the chat template writes for each item; None if it writes none."""
     placeholders: int
-    """Number of placeholder tokens per item in the prompt."""
+    # Number of tokens that the encoder output of an item takes in the encoder cache.
     tokens: int
-    """Number of tokens that the encoder output of an item takes in the encoder cache."""
 
     def hash_file(self, data: bytes) -> bytes:
         """Return the cache key of the file ``data``, without decoding it."""
@@ -69,6 +63,6 @@ class Processor(Protocol):
     def process(self, data: bytes) -> ProcessedMedia:
         """Return the tensor of the file ``data``. Raises MediaError.
 
-        Processing takes milliseconds: do not call this method on the event loop.
+        Do not call this method on the event loop: it takes milliseconds.
         """
         ...

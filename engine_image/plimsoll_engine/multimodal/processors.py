@@ -16,19 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processors:
-    """Media processors of a model; None for each kind of media that the model does not accept."""
+    """Media processors of a model; None for each kind of media that it does not accept."""
 
     image: ClipProcessor | None = None
     audio: WhisperProcessor | None = None
     speech: WhisperPrompt | None = None
-    """Builder of transcription prompts; None if the model does not accept audio."""
 
 
 def load_processors(folder: Path) -> Processors:
-    """Return the media processors of the checkpoint in ``folder``.
+    """Import and return the media processors that the checkpoint in ``folder`` needs.
 
-    Media libraries are imported only if the model needs them, because they would increase the
-    memory of a text model's frontend. Raises UnsupportedCheckpointError.
+    Raises UnsupportedCheckpointError.
     """
     kind = JsonFile(folder / "config.json").get("model_type")
     if kind == "llava":

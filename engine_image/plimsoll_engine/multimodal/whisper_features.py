@@ -1,9 +1,4 @@
-"""Audio processor for Whisper: log-mel spectrograms of windows of equal length.
-
-The spectrograms are those of the model's paper and reference code. The power spectrum of a Hann
-window of ``n_fft`` samples is computed every ``hop`` samples. Slaney's mel filters with area
-normalisation are applied, then log10. Values more than 8 (80 dB) below the peak are clipped.
-"""
+"""Audio processor for Whisper: log-mel spectrograms as in the model's paper."""
 
 from __future__ import annotations
 
@@ -17,18 +12,14 @@ from plimsoll_engine.multimodal.processor import MediaKind, ProcessedMedia
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 MAX_FREQUENCY_HZ = 8000.0
-"""Upper edge of the highest mel filter."""
+# Avoids the logarithm of 0.
 MIN_POWER = 1e-10
-"""Lower bound of the power, because its logarithm is computed."""
+# Values this far below the peak (80 dB) are clipped.
 DYNAMIC_RANGE_DECADES = 8.0
-"""Difference to the peak at which values are clipped, in units of log10 of the power."""
 
 
 class WhisperProcessor:
-    """Audio processor of Whisper checkpoints.
-
-    The constructor raises UnsupportedCheckpointError, which names the file and the field.
-    """
+    """Audio processor of Whisper checkpoints."""
 
     kind: MediaKind = "audio"
     placeholder: int | None = None
@@ -42,8 +33,8 @@ class WhisperProcessor:
         self.rate = settings.get_positive_int("sampling_rate", 16_000)
         self._hop = settings.get_positive_int("hop_length", 160)
         self._n_fft = settings.get_positive_int("n_fft", 400)
+        # Samples per window.
         self.window = settings.get_positive_int("chunk_length", 30) * self.rate
-        """Number of samples in a window."""
         bins = settings.get_positive_int("feature_size", 80)
         self.tokens = config.get_positive_int("max_source_positions")
         frames = self.window // self._hop
@@ -58,7 +49,7 @@ class WhisperProcessor:
         self._settings = hash_settings("whisper", self.rate, self._hop, self._n_fft, self.shape)
 
     def hash_file(self, data: bytes) -> bytes:
-        """Return the cache key of an audio file: a hash of its content and the settings."""
+        """Return the cache key of an audio file with these settings."""
         return hash_content(self._settings, data)
 
     def process(self, data: bytes) -> ProcessedMedia:
@@ -66,7 +57,7 @@ class WhisperProcessor:
         return self.process_window(audio.decode(data, self.rate)[: self.window])
 
     def process_windows(self, data: bytes) -> list[tuple[float, ProcessedMedia]]:
-        """Return duration in seconds and features of each window of a file. Raises MediaError."""
+        """Return duration in seconds and features of each window. Raises MediaError."""
         samples = audio.decode(data, self.rate)
         return [
             (len(piece) / self.rate, self.process_window(piece))
@@ -93,10 +84,7 @@ class WhisperProcessor:
 
 
 def build_mel_filters(num_bins: int, n_fft: int, rate_hz: int) -> Floats:
-    """Return triangular filters [num_bins, n_fft // 2 + 1] from 0 to 8 kHz on Slaney's mel scale.
-
-    The scale is linear below 1 kHz and logarithmic above it. Each filter has area 1.
-    """
+    """Return triangular filters [num_bins, n_fft // 2 + 1] on Slaney's mel scale."""
     edges = _convert_to_hertz(np.linspace(0.0, _convert_to_mel(MAX_FREQUENCY_HZ), num_bins + 2))
     frequencies = np.linspace(0.0, rate_hz / 2, n_fft // 2 + 1)
     widths = np.diff(edges)

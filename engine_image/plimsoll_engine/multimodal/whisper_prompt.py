@@ -10,10 +10,7 @@ DEFAULT_LANGUAGE = "en"
 
 
 class WhisperPrompt:
-    """Builder of transcription prompts, from a checkpoint's ``generation_config.json``.
-
-    The constructor raises UnsupportedCheckpointError, which names the file and the field.
-    """
+    """Builder of transcription prompts."""
 
     def __init__(self, folder: Path) -> None:
         settings = JsonFile(folder / "generation_config.json")
@@ -32,8 +29,8 @@ class WhisperPrompt:
         suppressed = settings.get("suppress_tokens", [])
         if not isinstance(suppressed, list):
             raise settings.make_error("suppress_tokens", "must be a list of tokens")
+        # IDs of tokens that must not be generated.
         self.suppressed: list[int] = suppressed
-        """IDs of tokens that must not be generated."""
 
     @property
     def languages(self) -> list[str]:
@@ -41,6 +38,6 @@ class WhisperPrompt:
         return sorted(self._languages) or [DEFAULT_LANGUAGE]
 
     def build_token_ids(self, language: str) -> list[int]:
-        """Return the prompt's token IDs for ``language``, which must be in :attr:`languages`."""
+        """Return the prompt for ``language``, which must be in :attr:`languages`."""
         spoken = [self._languages[language]] if self._languages else []
         return [self._start, *spoken, *self._task, self._plain]
