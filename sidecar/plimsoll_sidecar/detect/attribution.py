@@ -1,13 +1,6 @@
-"""Explain growth by the memory that the engine declares, or by one of the engine's counters.
+"""Explain growth by the memory that the engine declares, or by one of its counters.
 
-The ledger explains growth within the bounds that it declares. The remaining growth follows one of
-the engine's counters, or time.
-
-For each counter, non-negative least squares fit the model ``size = base + each * counter + held *
-requests in flight``. The hypothesis is the counter with the smallest residuals. Its confidence is
-its share of the likelihoods of all counters. If several counters rose together, the confidence is
-low, because the growth may follow any of them. A joint fit of all counters found the right one less
-often, because it assigned noise to the others.
+A joint fit of all counters found the right one less often, because it assigned noise to the others.
 """
 
 from __future__ import annotations
@@ -29,11 +22,7 @@ MAX_OWNERS = 64
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Memory that one owner declares, as the checkpoint stores it. All sizes are in bytes.
-
-    ``bound`` is the largest bound that the owner has declared. ``earlier`` is the part of its
-    memory that does not explain growth.
-    """
+    """Memory that one owner declares, in bytes; ``earlier`` is the part that explains no growth."""
 
     bound: int
     earlier: int = 0
@@ -42,13 +31,9 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
 class LedgerAccount:
     """Compute how much growth the owners of one kind of memory explain, in bytes.
 
-    An owner may appear late: vLLM's probe sees the KV cache only after the engine's loop has
-    started. The memory of a new owner may therefore not be new. It explains at most the growth that
-    no other owner explains. The same limit applies when an owner reports again after an absence,
-    and when its bound rises.
-
-    An owner is incomplete if it is absent, or if it declares less than its largest bound because
-    one of several ranks does not report. An incomplete owner counts with its smallest size so far.
+    Memory of an owner that appears late, as vLLM's KV cache does, need not be new: it explains at
+    most the growth that no other owner explains. An owner that declares less than its largest bound
+    (a rank does not report) counts with its smallest size so far.
     """
 
     def __init__(self, kind: str) -> None:
@@ -59,11 +44,7 @@ class LedgerAccount:
         self._complete: set[str] = set()
 
     def resume(self, owners: Mapping[str, Owner] | None) -> None:
-        """Continue from the :attr:`owners` of an earlier detector in this epoch.
-
-        ``owners`` is None if the checkpoint is from an older release, which did not store the
-        owners and counted all declared memory as explained.
-        """
+        """Continue from the :attr:`owners` of an earlier detector; None if it stored none."""
         if owners is None:
             owners = {name: Owner(owner.bound) for name, owner in self.owners.items()}
         self.owners = {**self.owners, **owners}
@@ -113,19 +94,11 @@ class LedgerAccount:
         return complete | set(new[: max(0, MAX_OWNERS - len(self.owners))])
 
     def _get_largest_size(self, name: str, current_size: int) -> int:
-        """Return the largest size of an owner so far, in bytes; 0 if the owner is new.
-
-        An owner that was restored from a checkpoint starts with its current size.
-        """
         return self._most.get(name, current_size) if name in self.owners else 0
 
 
 def get_bounded_owners(ledger: Sequence[LedgerLine], kind: str) -> dict[str, tuple[int, int]]:
-    """Return the size and the bound of each owner of ``kind`` that has a bound, in bytes, by name.
-
-    A size is limited to its bound. An owner without a bound explains nothing, because it cannot be
-    distinguished from a leak.
-    """
+    """Return size and bound in bytes of each owner of ``kind`` that has a bound, by name."""
     return {
         line.owner: (max(0, min(line.bytes, line.bound)), line.bound)
         for line in ledger
@@ -191,10 +164,10 @@ Column = list[float]
 
 @dataclass(frozen=True, slots=True)
 class MeanSample:
-    """Mean of ``weight`` samples around the time ``t``.
+    """Mean of ``weight`` samples around ``t``.
 
-    ``size`` is the memory in bytes, without declared memory. ``load`` is the number of requests in
-    flight; None if unknown. ``counters`` are the values of :data:`COUNTERS`; NaN if unknown.
+    ``size`` is the memory in bytes without declared memory, ``load`` the number of requests in
+    flight (None if unknown), and ``counters`` the values of :data:`COUNTERS` (NaN if unknown).
     """
 
     t: float
@@ -207,9 +180,8 @@ class MeanSample:
 class TriggerFinder:
     """Find the counter that a suspected growth follows, from the samples of one epoch.
 
-    Each row is the mean of several samples, and older rows cover longer periods, so the number of
-    rows grows with the logarithm of the time. One array for the rows of a year is allocated with
-    the first sample, because many small allocations would fragment the heap over time.
+    Older rows are means over longer periods. One array holds a year, because many small allocations
+    would fragment the heap.
     """
 
     def __init__(self) -> None:
@@ -234,11 +206,7 @@ class TriggerFinder:
             self._limit = self._count + MAX_UNMERGED_ROWS
 
     def find_trigger(self, since: float, now: float) -> Trigger | None:
-        """Return the counter that growth from ``since`` to ``now`` follows; None if unknown.
-
-        The result is computed again if the window starts at another time, or has become longer by
-        :data:`REFRESH_WINDOW_SHARE`.
-        """
+        """Return the counter that growth from ``since`` to ``now`` follows; None if unknown."""
         window_s = self._computed_at - self._since
         if since != self._since or now - self._computed_at >= REFRESH_WINDOW_SHARE * window_s:
             self._since, self._computed_at = since, now
@@ -281,8 +249,8 @@ def _average_rows(earlier: array[float], later: array[float]) -> array[float]:
 class ProcessTriggers:
     """Find the triggers of the engine's processes, by role.
 
-    The size of a process is the memory in use in its allocators, because a trim frees unused
-    memory. If a process does not report its memory in use, its size is its anonymous memory.
+    The size of a process is its memory in use if it reports that, because a trim frees unused
+    memory.
     """
 
     def __init__(self) -> None:
@@ -322,7 +290,8 @@ def describe_trigger(trigger: Trigger) -> str | None:
 def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
     """Return the counter that the growth over ``points`` follows best; None if there is none.
 
-    A counter is ignored if it did not increase, or is unknown at any point.
+    Fits ``size = base + each * counter + held * requests in flight``. The confidence is the share
+    of the best counter in the likelihoods of all that rose.
     """
     if len(points) < MIN_TRIGGER_POINTS:
         return None
@@ -350,19 +319,12 @@ def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Least-squares fit of memory sizes to a counter.
-
-    ``bytes_per_count`` is the growth in bytes for each increment of the counter. ``squares`` is the
-    sum of the squares of the residuals.
-    """
-
     bytes_per_count: float
     residuals: Column
     squares: float
 
 
 def _fit_sizes(sizes: Column, counts: Column, load: Column) -> _Fit:
-    """Fit the sizes to a counter and to the requests in flight, with non-negative coefficients."""
     xx, xl, xy = _dot(counts, counts), _dot(counts, load), _dot(counts, sizes)
     ll, ly = _dot(load, load), _dot(load, sizes)
     determinant = xx * ll - xl * xl
@@ -388,7 +350,6 @@ def _count_independent_points(fit: _Fit) -> float:
 
 
 def _center_values(values: Sequence[float], weights: Sequence[float]) -> Column:
-    """Return the values minus their mean, multiplied by the square root of their weights."""
     mean = _dot(values, weights) / sum(weights)
     return [(v - mean) * math.sqrt(w) for v, w in zip(values, weights, strict=True)]
 

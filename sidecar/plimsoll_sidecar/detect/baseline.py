@@ -1,8 +1,6 @@
 """Measure the memory of a warm engine, and its later growth at comparable load.
 
-An engine under load needs more memory than an idle engine. Loads are therefore grouped into
-*classes* (0, 1, 2-3, 4-7, ... requests), and each class has its own base. A class that first
-appears later gets a base that keeps the growth measured so far.
+Loads are grouped into classes (0, 1, 2-3, 4-7, ... requests), and each class has its own base.
 """
 
 from __future__ import annotations
@@ -17,41 +15,35 @@ MAX_SETTLED_RISE_BYTES = 4 << 20
 """Maximum rise from the earlier to the later half of the floors of settled memory. pymalloc and
 glibc take memory in steps of 1 MiB."""
 MAX_WARMUP_FACTOR = 2.0
-"""Maximum length of a warm-up as a multiple of its configured length. Most real leaks begin with
-the first request. A warm-up that waited for memory to settle would hide them."""
+"""Maximum length of a warm-up, as a multiple of its configured length. Most leaks start with the
+first request, and a warm-up that waited for memory to settle would hide them."""
 MAX_SLOWING_HALVES_RATIO, MAX_SETTLED_HALVES_RATIO = 0.8, 0.1
 """A climb slows down if its later half brings less than the first ratio times what its earlier half
 brought. It has settled if the later half brings at most the second ratio times as much."""
 MIN_CLIMB_DURATION_S = 60.0
-"""Minimum duration of a climb before it is judged. A slow machine needs more than the configured
-time."""
+"""Minimum duration of a climb before it is judged, for slow machines."""
 STEADY_RISE_BUDGET_SHARE = 0.33
 """Share of the budget. A steady rise by this much after the minimum warm-up counts as growth."""
 MAX_WARMUP_BUDGET_FACTOR = 8
-"""Maximum growth of a warm-up beyond declared memory, as a multiple of the budget. A steady climb
-beyond it counts as a fast leak."""
+"""Multiple of the budget. A steady climb of a warm-up beyond it is a fast leak."""
 PACE_MARK_SHARES = (0.1, 0.55, 1.0)
-"""Shares of the growth that :data:`MAX_WARMUP_BUDGET_FACTOR` allows. The pace of a climb is
-measured between them."""
+"""Shares of that growth between which the pace of a climb is measured."""
 MIN_PACE_SAMPLES = 4
 """Minimum number of samples between two of :data:`PACE_MARK_SHARES`."""
 LOAD_CLASS_SETTLE_S = 45.0
 """Time that requests need to reach their full size, if they arrive together."""
 MAX_LOAD_CLASS_EXCESS_FACTOR = 1.25
-"""A load stays in its class while it is below the class's load times this factor. Without the
-margin, a load that varies between 7 and 8 requests would alternate between two classes."""
+"""A load stays in its class below the class's load times this factor, so that it does not
+alternate."""
 MAX_WAIT_FOR_LOAD_S = 900.0
-"""Maximum time to wait before the warm-up starts, for an engine that reports neither load nor
-readiness."""
+"""Maximum wait for the warm-up of an engine that reports neither load nor readiness."""
 
 
 class Warmup:
-    """Warm-up of one epoch: the time from a ready engine to a base of its memory.
+    """Warm-up of one epoch: from a ready engine to a base of its memory.
 
-    The warm-up ends when the minimum time ``min_s`` has passed and memory has settled. After twice
-    that time it ends in any case, and a steady climb counts as growth. It ends early if memory
-    climbs steadily beyond what a warm-up takes. ``served`` is False until a request has completed;
-    until then, the base is provisional.
+    It ends when ``min_s`` has passed and memory has settled, or after twice that time. ``served``
+    is False until a request has completed; until then, the base is provisional.
     """
 
     def __init__(self, min_s: float, budget: int | None, interval_s: float) -> None:
@@ -70,10 +62,9 @@ class Warmup:
         self._mark_s = MIN_PACE_SAMPLES * interval_s
 
     def add(self, point: Point, ready: bool | None) -> bool:
-        """Add a sample, and return whether the engine is warm.
+        """Add a sample, and return whether the engine is warm; ``ready`` is None if unknown.
 
-        Once it is warm, :attr:`floor` is the base, and :attr:`climbing` is True if memory never
-        settled. ``ready`` is None if the engine does not report its readiness.
+        Then :attr:`floor` is the base, and :attr:`climbing` is True if memory never settled.
         """
         self.served = point.requests != 0
         if self._first_seen is None:
@@ -114,7 +105,7 @@ class Warmup:
 
     @property
     def has_started(self) -> bool:
-        """Whether the warm-up has started, which it does when the engine becomes ready."""
+        """Whether the warm-up has started."""
         return self._started_at is not None
 
     def _exceeds_warmup(self, point: Point) -> bool:
@@ -143,7 +134,6 @@ class Warmup:
             self._slice = point
 
     def _is_slowing(self) -> bool:
-        """Report whether the climb slows down: a warm-up does, a leak does not."""
         if len(self._climb) < MIN_SETTLING_FLOORS:
             return True
         earlier, later = _measure_rise_of_each_half(self._climb)
@@ -179,10 +169,7 @@ def _find_lowest(points: list[Point]) -> Point:
 
 
 class Baseline:
-    """Base of memory for each class of load, and growth of memory above the base, in bytes.
-
-    ``measured`` is False until the growth has been measured once.
-    """
+    """Base of memory for each class of load, and growth above the base, in bytes."""
 
     def __init__(self, floor: Point) -> None:
         self.growth = 0
@@ -227,10 +214,7 @@ class Baseline:
         self._entering = None
 
     def measure_growth(self, point: Point) -> int:
-        """Return the growth at ``point`` in bytes, at least the growth that was measured last.
-
-        ``point`` need not be a floor. If its load has no base, the last growth is returned.
-        """
+        """Return the growth at ``point`` in bytes, at least the growth that was measured last."""
         base = self._find_base(point.load)
         growth = 0 if base is None else measure_unexplained_growth(base, point)
         return max(0, self.growth, growth)
@@ -248,8 +232,8 @@ class Baseline:
     def _enter_class(self, class_number: int, floor: Point) -> Point | None:
         """Return the base of a new class of load; None until memory at this load has settled.
 
-        A lighter load needs no more memory than a busier one. The growth is therefore at least the
-        growth above the base of the next busier class.
+        A lighter load needs no more memory than a busier one, so growth above the base of the next
+        busier class counts.
         """
         busier = [other for other in self._bases if other > class_number >= 0]
         if busier:

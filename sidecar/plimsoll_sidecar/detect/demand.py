@@ -1,8 +1,4 @@
-"""Find new demand, which is higher than ever before in the epoch, and explain growth by it.
-
-An engine that gets more or longer requests than ever before needs more memory, and its allocators
-may keep it. While demand is new, growth is therefore not judged.
-"""
+"""Find new demand, which is higher than ever before in the epoch, and explain growth by it."""
 
 from __future__ import annotations
 
@@ -21,21 +17,16 @@ from plimsoll_sidecar.detect.baseline import (
 from plimsoll_sidecar.detect.growth import Point, measure_unexplained_growth
 
 NEW_DEMAND_FACTOR, NEW_DEMAND_EXTRA_REQUESTS, NEW_DEMAND_TOKEN_FACTOR = 1.05, 2, 1.3
-"""Minimum excess of new demand over the earlier maximum, which arrivals and prompts do not reach by
-chance. The number of requests must exceed it by the factor and by the extra requests, and the mean
-of prompt tokens by the last factor."""
+"""Excess of new demand over the earlier maximum: of requests by the factor and by the extra
+requests, of mean prompt tokens by the last factor."""
 DEMAND_MEAN_WINDOW_S, MAX_DEMAND_PAGES, MIN_ARRIVED_REQUESTS = 15.0, 64, 10
 MAX_NEW_DEMAND_S, NEW_DEMAND_WINDOW_S = 300.0, 3600.0
-"""Maximum time per hour for which new demand explains growth. Otherwise, a load that rises for
-hours would hide a leak."""
+"""Maximum time per hour for which new demand explains growth, so that a load that rises for hours
+hides no leak."""
 
 
 class DemandWatch:
-    """Highest demand on an engine in its epoch, and whether it was exceeded recently.
-
-    Requests and prompts are means over :data:`DEMAND_MEAN_WINDOW_S`, because a single sample may
-    show a peak.
-    """
+    """Highest demand on an engine in its epoch, as means over :data:`DEMAND_MEAN_WINDOW_S`."""
 
     def __init__(self) -> None:
         self._most: dict[str, float] = {}
@@ -45,11 +36,7 @@ class DemandWatch:
         self._pages: deque[tuple[float, SampleLoad]] = deque(maxlen=MAX_DEMAND_PAGES)
 
     def update(self, t: float, page: SampleLoad | None) -> bool:
-        """Add a metrics page, and return whether the demand is new.
-
-        Demand stays new for :data:`LOAD_CLASS_SETTLE_S` after it exceeded its maximum. ``page`` is
-        None without a current page.
-        """
+        """Add a page of metrics (None without one), and return whether demand is new."""
         if page is not None:
             self._pages.append((t, page))
             while len(self._pages) > 2 and t - self._pages[1][0] >= DEMAND_MEAN_WINDOW_S:
@@ -73,11 +60,6 @@ class DemandWatch:
     def _raise_maximum(
         self, name: str, value: float | None, t: float, factor: float = 1.0, margin: float = 0.0
     ) -> None:
-        """Raise the maximum of the gauge ``name`` to ``value``, and note new demand.
-
-        A value below ``factor * maximum`` or ``maximum + margin`` changes nothing. The first value
-        becomes the maximum, but is not new demand.
-        """
         if value is None:
             return
         most = self._most.setdefault(name, value)
@@ -89,10 +71,6 @@ class DemandWatch:
         return fmean(values) if values else None
 
     def _compute_prompt_tokens(self) -> float | None:
-        """Return the mean number of prompt tokens per request over the stored pages.
-
-        None if it is unknown, or if too few requests arrived.
-        """
         first, last = self._pages[0][1], self._pages[-1][1]
         tokens = _compute_increase(first.prompt_tokens_total, last.prompt_tokens_total)
         completed = _compute_increase(first.requests_total, last.requests_total)
@@ -103,11 +81,10 @@ class DemandWatch:
 
 
 class NewDemand:
-    """Memory growth while demand is higher than ever before in the epoch.
+    """Growth while demand is new.
 
-    The new demand explains all growth up to the highest memory in this time, whatever the size of
-    its rise: allocators do not keep memory in proportion to demand. A leak from before that
-    continues at ``pace_bytes_per_s`` is not explained.
+    The demand explains growth up to the highest memory in this time, because allocators keep memory
+    out of proportion to demand; a leak from before that continues is not explained.
     """
 
     def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:
@@ -133,10 +110,7 @@ class NewDemand:
 
 
 def count_inflight(load: SampleLoad) -> int | None:
-    """Return the number of requests in flight: the larger of the frontend's and the engine's count.
-
-    None if both are unknown.
-    """
+    """Return the larger of the frontend's and the engine's count of requests; None if unknown."""
     gauges = [value for value in (load.running, load.waiting) if value is not None]
     counts = [sum(gauges)] if gauges else []
     if load.inflight is not None:

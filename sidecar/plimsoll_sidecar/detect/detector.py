@@ -1,7 +1,4 @@
-"""Turn each sample into the current suspicions, without a clock or I/O.
-
-The state covers one epoch. Its size is bounded for an epoch of any length.
-"""
+"""Turn each sample into the current suspicions, without a clock or I/O."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ from plimsoll_sidecar.detect.slow_leak import SlowState
 from plimsoll_sidecar.detect.stall import StallWatch
 
 MIN_OPEN_FILES_RATIO = 0.8
-"""Share of their limit above which open files are evidence. At the limit, a process accepts no more
-connections. The alert PlimsollEngineOpenFilesHigh uses the same share."""
+"""Share of their limit above which open files are evidence, as in PlimsollEngineOpenFilesHigh."""
 UNOWNED_SEGMENTS = (
     Segment.SHARED_ORPHAN, Segment.HUGETLB, Segment.KERNEL, Segment.SOCKETS, Segment.CHARGED_OTHER,
 )  # fmt: skip
@@ -38,19 +34,15 @@ PLIMSOLL_ENGINE_ROLES = ("worker", "frontend")
 """Roles of the processes of Plimsoll's own engine."""
 MAX_SHARED_REASON_CHARS = 200
 MAX_MISSING_SAMPLES = 30
-"""Number of samples without the chosen source of memory after which another source is chosen, with
-a new baseline."""
+"""Samples without the chosen source of memory after which another source is chosen."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """State of one epoch with which a restarted supervisor continues.
 
-    Without it, a new detector would take leaked memory for its baseline. ``host``, ``device`` and
-    ``in_use`` hold a base for each class of load. ``in_use`` is device memory without the unused
-    memory that the allocator keeps. The owners are those of the ledger; null if an older release
-    wrote the checkpoint. ``roles`` and ``shared_roles`` hold the bytes of anonymous and shared
-    memory by process role. If ``shared_device`` is not empty, the device's bases cover only the
-    engine's own memory.
+    ``host``, ``device`` and ``in_use`` (device memory that the allocator uses) hold a base for each
+    class of load. Owners are null in the checkpoints of older releases. Roles hold bytes. If
+    ``shared_device`` is not empty, the device's bases cover the engine's own memory.
     """
 
     host: list[Point] = []
@@ -123,11 +115,7 @@ class Detector:
             self._epoch.resume(checkpoint, self._last_t)
 
     def _mark_device_as_shared(self, reason: str | None) -> None:
-        """Evaluate only the engine's own device memory from now on, if other pods use the device.
-
-        ``reason`` states why the device counts as shared; None if it does not. A device that was
-        once shared stays so, because another pod may take any memory that is freed.
-        """
+        """Evaluate only the engine's own device memory from now on: other pods use the device."""
         if not reason or self._shared:
             return
         self._shared = reason[:MAX_SHARED_REASON_CHARS]
@@ -181,7 +169,6 @@ class _Epoch:
         self._update_device(sample)
 
     def restart_device_watches(self, memory: MemoryPolicy) -> None:
-        """Restart the watches of device memory: earlier sizes include memory of other pods."""
         self.memory = memory
         self.device = self._create_watch(IncidentKind.DEVICE_GROWTH)
         self.in_use = self._create_watch(IncidentKind.DEVICE_GROWTH)
@@ -277,13 +264,11 @@ class _Epoch:
         self._update_in_use(sample, total, sizes)
 
     def _drop_unused_devices(self, sample: Sample) -> Sample:
-        """Return ``sample`` without the devices that the engine's allocator has never used."""
         self._own_devices |= {one.index for one in sample.device if one.torch is not None}
         own = [one for one in sample.device if one.index in self._own_devices]
         return replace(sample, device=own)
 
     def _update_in_use(self, sample: Sample, total: int, sizes: dict[Segment, int]) -> None:
-        """Update device memory in use, which shows a leak long before free memory shrinks."""
         unused = segments.sum_unused_device_bytes(sample)
         if unused is not None and unused <= total:
             self._in_use_missing = 0
@@ -297,10 +282,6 @@ class _Epoch:
                 self._in_use_missing = None
 
     def _collect_slow_growth(self, watches: Iterable[MemoryWatch]) -> dict[str, SlowGrowth]:
-        """Return the slow growth by memory, "host" or "device".
-
-        For the device, slow growth of the memory in use takes precedence.
-        """
         result: dict[str, SlowGrowth] = {}
         for watch in watches:
             before = result.get(watch.memory)
@@ -334,10 +315,7 @@ class _Epoch:
         return replace(found, process=role)
 
     def _find_process_name(self, suspicion: Suspicion) -> str | None:
-        """Return the name of the suspected process in the engine's own terms; None if unknown.
-
-        For an external engine, "worker" stands for the process that runs the steps, or the model.
-        """
+        """Return the suspected process in the engine's own terms; None if unknown."""
         parts = self.parts
         if parts is None or suspicion.process not in PLIMSOLL_ENGINE_ROLES:
             return suspicion.process

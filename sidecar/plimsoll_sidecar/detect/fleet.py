@@ -1,9 +1,6 @@
-"""Assess a multi-node group as a whole, and add what the cluster knows of its devices. No I/O.
+"""Assess a multi-node group as a whole, and add what the cluster knows of its devices.
 
-:func:`combine_group` combines the assessments of the pods of a multi-node group. A group has at
-most one incident of each kind, which belongs to its leader. If a worker leaks, the leader reports
-the suspicion. While the incident is open, the budget of this worker replaces the leader's budget,
-so that the effect of a restart is measured in the pod that leaked.
+A group has at most one incident of each kind, which belongs to its leader.
 """
 
 from __future__ import annotations
@@ -24,11 +21,7 @@ UNKNOWN_BUDGET, UNKNOWN_ASSESSMENT = BudgetState(), Assessment(0.0, 0, False)
 
 
 def add_device_health(assessment: Assessment, unhealthy: Sequence[str]) -> Assessment:
-    """Return ``assessment`` with the ``unhealthy`` devices of the pod as evidence.
-
-    An unhealthy device explains a stall, and device memory that is not freed, better than a leak
-    does. The probability of a leak stays the same, because the kubelet does not say what is wrong.
-    """
+    """Return ``assessment`` with the ``unhealthy`` devices of the pod as evidence."""
     if not unhealthy:
         return assessment
     reported = f"the kubelet reports an unhealthy device: {', '.join(unhealthy)}"
@@ -50,10 +43,10 @@ def combine_group(
 ) -> Assessment:
     """Return the leader's assessment of its multi-node group.
 
-    ``own_assessment`` is the leader's assessment of its own pod. ``members`` holds the assessments
-    of the other pods by pod name; None for a pod that does not report now. ``origins`` maps the
-    kind of each open incident to the pod that leaked, or to :data:`LEADER_PLACEHOLDER`. Until an
-    incident ends, its growth is measured in this pod.
+    ``members`` holds the assessments of the other pods by name; None if a pod does not report.
+    ``origins`` maps the kind of each open incident to the pod that leaked
+    (:data:`LEADER_PLACEHOLDER` for the leader), in which growth is measured until the incident
+    ends.
     """
     result, warm = own_assessment, own_assessment.warm
     for kind in GROWTH_INCIDENT_KINDS:
@@ -76,10 +69,6 @@ def combine_group(
 def _replace_budget(
     own_assessment: Assessment, kind: IncidentKind, reported: Assessment | None
 ) -> Assessment:
-    """Return ``own_assessment`` with the budget from ``reported``, the assessment of another pod.
-
-    The budget is unknown if ``reported`` is None.
-    """
     reported = reported or UNKNOWN_ASSESSMENT
     if kind is IncidentKind.HOST_GROWTH:
         return replace(own_assessment, host=reported.host or UNKNOWN_BUDGET)
@@ -90,7 +79,6 @@ def _replace_budget(
 def _find_worst_pod(
     kind: IncidentKind, own_assessment: Assessment, members: Mapping[str, Assessment | None]
 ) -> str:
-    """Return the pod with the strongest suspicion, or the leader if no pod has one."""
     worst, pod = _rank_suspicion(_find_suspicion(own_assessment, kind)), LEADER_PLACEHOLDER
     for name in sorted(members):
         rank = _rank_suspicion(_find_suspicion(members[name], kind))
@@ -105,7 +93,6 @@ def _describe_other_leaks(
     own_assessment: Assessment,
     members: Mapping[str, Assessment | None],
 ) -> list[str]:
-    """Return a sentence for each pod other than ``pod`` that also leaks."""
     others = {"the leader": own_assessment if pod != LEADER_PLACEHOLDER else None} | {
         f"pod {name}": members[name] for name in sorted(members) if name != pod
     }

@@ -1,16 +1,7 @@
-"""Find trends in a series of memory sizes, over several horizons at once.
+"""Find trends in memory sizes, over several horizons at once.
 
-A trend states how fast memory rises at comparable load. It is Theil-Sen's slope with Kendall's tau
-as its confidence, over *conclusive* pairs of points only. Memory follows the load: a rise is
-conclusive only if the load did not rise, and a fall only if the load did not fall. A step is no
-trend: all thirds of a trend must rise. ``odds.py`` decides how likely a trend is a leak.
-
-Each horizon divides time into buckets of one width, and keeps the lowest size (the floor) of its
-last buckets. A leak of 400 MB per minute needs buckets of seconds; a leak of 90 bytes per request
-needs buckets of hours. The memory of the detector itself stays bounded.
-
-A rise counts only beyond the *swing*: the largest recent fall at comparable load, in this horizon
-or a longer one. Garbage collection causes such rises and falls all the time.
+A trend is Theil-Sen's slope with Kendall's tau over conclusive pairs of points: memory follows the
+load, so a rise counts only if the load did not rise.
 """
 
 from __future__ import annotations
@@ -28,8 +19,7 @@ from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_TREND_POINTS = 8
 MIN_HALVES_RATIO = 0.05
-"""Minimum for the rise of the later half divided by the rise of the earlier half, in
-:attr:`Trend.fading`."""
+"""Minimum ratio of the halves of a rise, in :attr:`Trend.fading`."""
 MIN_RISE_SHARE_PER_THIRD = 0.2
 """Minimum share of the rise in the middle third, and in the last third, of a trend."""
 MIN_DIFFERING_PAIRS_SHARE = 0.5
@@ -37,45 +27,40 @@ MIN_DIFFERING_PAIRS_SHARE = 0.5
 MAX_COMPARABLE_LOAD_FACTOR = 1.1
 """Maximum factor between two comparable loads. One more request is always comparable."""
 BUCKET_WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
-"""Widths of the buckets of all horizons. The horizons overlap, so that each trend fits into one of
-them."""
+"""Widths of the buckets of all horizons, which overlap so that each trend fits into one."""
 BUCKETS_PER_HORIZON = 20
 SWING_FACTOR = 1.5
-"""A rise counts only beyond this multiple of the swing."""
+"""A rise counts only beyond this multiple of the swing: the largest recent fall at comparable load,
+in this horizon or a longer one."""
 SWING_DECAY_PER_BUCKET = 0.995
-"""Decay of a swing: it halves within 140 buckets, which are seven spans of its horizon."""
+"""Decay of a swing: it halves within seven spans of its horizon."""
 MAX_FLOOR_AGE_SPANS = 1.5
 """Maximum age of a floor that counts, as a multiple of the span of its horizon."""
 MAX_EMPTY_BUCKETS = 3
 """Number of buckets without a sample after which a trend expires."""
 LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES = 20.0, 4
 MIN_LATEST_TO_TREND_PACE = 0.3
-"""Minimum pace of the latest growth, as a share of its trend's pace. Slower growth counts as ended.
-This share and the window were chosen on production containers. Restarting for memory that no longer
-grows gains nothing."""
+"""Share of its trend's pace below which the latest growth counts as ended, chosen on production
+containers: restarting for memory that no longer grows gains nothing."""
 GROWTH_BEGIN_SHARE, MIN_LATER_HALF_SHARE, MAX_STEP_SHARE = 0.1, 0.5, 0.4
-"""Shares that growth must meet before it is confirmed. Growth begins at ``GROWTH_BEGIN_SHARE`` of
-its present size. Its later half brings at least ``MIN_LATER_HALF_SHARE`` of what the earlier half
-brought, and its last seconds at least this share of the mean pace. No step brings more than
-``MAX_STEP_SHARE``: the last step of a table that doubles brings half of the growth."""
+"""Growth begins at the first share of its present size, and its later half brings at least the
+second share of what the earlier half brought. No step brings more than the third: the last step of
+a table that doubles brings half."""
 FLOOR_WINDOW_S = 5.0
-"""Window whose lowest size is the floor. Growth is measured at floors, which delays it by this
-time."""
+"""Window whose lowest size is the floor, at which growth is measured."""
 MAX_CONFIRMATION_S = 120.0
 """Time within which a steady leak that exhausts its budget in ten minutes is confirmed."""
 MIN_GROWTH_DURATION_S = (1 - GROWTH_BEGIN_SHARE) * (MAX_CONFIRMATION_S - FLOOR_WINDOW_S)
-"""Minimum duration of growth before it is confirmed. It excludes caches that fill evenly, and is as
-long as :data:`MAX_CONFIRMATION_S` allows."""
+"""Minimum duration of growth before it is confirmed, as long as :data:`MAX_CONFIRMATION_S` allows.
+It excludes caches that fill evenly."""
 FAST_BUDGET_SHARE, MIN_FAST_DURATION_S, MIN_FAST_HALF_SHARE = 0.8, 30.0, 0.9
-"""Growth is fast if it would consume ``FAST_BUDGET_SHARE`` of the budget within
-:data:`MIN_GROWTH_DURATION_S`. Fast growth is judged after ``MIN_FAST_DURATION_S``, the time of a
-restart. Its later half must bring ``MIN_FAST_HALF_SHARE`` of what the earlier half brought, which
-excludes caches that fill with a time constant below 140 s."""
+"""Growth is fast if it would take the first share of its budget within
+:data:`MIN_GROWTH_DURATION_S`. It is judged after the second time, and its later half must bring the
+last share of the earlier one, which excludes time constants below 140 s."""
 URGENT_BUDGET_FACTOR = 2.0
-"""Multiple of the budget. Growth by this much is judged even before :data:`MIN_FAST_DURATION_S`."""
+"""Multiple of the budget from which growth is judged even before :data:`MIN_FAST_DURATION_S`."""
 MAX_UNTHINNED_POINTS, POINTS_PER_E_FOLD = 64, 24
-"""Number of points up to which none is dropped, and number of points that remain for ages that
-differ by a factor of e."""
+"""Points up to which none is dropped, and points kept for ages that differ by a factor of e."""
 SLOTS_PER_WINDOW = 48
 
 
@@ -83,9 +68,8 @@ SLOTS_PER_WINDOW = 48
 class Point:
     """A memory size in bytes at time ``t`` in seconds.
 
-    ``declared`` is the part for which the engine's ledger accounts. ``load`` is the number of
-    requests in flight, and ``requests`` the number of requests completed in this epoch; both are
-    None if unknown.
+    ``declared`` bytes are in the engine's ledger. ``load`` is the number of requests in flight, and
+    ``requests`` that of completed ones in this epoch; None if unknown.
     """
 
     t: float
@@ -99,10 +83,8 @@ class Point:
 class Trend:
     """A rise of ``rise`` bytes within ``span_s`` that is neither a step nor noise.
 
-    ``noise`` is the median absolute deviation from the fitted line, in bytes. ``fading`` is
-    log(rise of the later half / rise of the earlier half), negative if the rise slows down, at most
-    0. ``climb`` is Kendall's tau between time and load, from -1 to 1: how steadily the load
-    rose.
+    ``noise`` is the median absolute deviation in bytes, ``fading`` log(later half / earlier half),
+    at most 0, and ``climb`` Kendall's tau between time and load.
     """
 
     bytes_per_s: float
@@ -115,15 +97,12 @@ class Trend:
 
 
 def is_load_comparable(later: int | None, earlier: int | None) -> bool:
-    """Report whether the load rose by at most a tenth plus one request.
-
-    An unknown load is comparable with any load.
-    """
+    """Report whether the load rose by at most a tenth plus one request, or is unknown."""
     return later is None or earlier is None or later <= earlier * MAX_COMPARABLE_LOAD_FACTOR + 1
 
 
 def measure_unexplained_growth(earlier: Point, later: Point) -> int:
-    """Return the growth from ``earlier`` to ``later`` that the ledger does not explain, in bytes.
+    """Return the growth in bytes that the ledger does not explain.
 
     A decrease of declared memory explains nothing, because the allocator may have kept the memory.
     """
@@ -131,10 +110,7 @@ def measure_unexplained_growth(earlier: Point, later: Point) -> int:
 
 
 def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
-    """Return the trend of ``points``, which are in order of time; None if there is none.
-
-    ``min_rise`` is the minimum rise of a trend in bytes.
-    """
+    """Return the trend of ``points``, in order of time, of ``min_rise`` bytes at least; or None."""
     sizes = [point.bytes for point in points]
     if len(points) < MIN_TREND_POINTS or max(sizes) - min(sizes) < min_rise:
         return None
@@ -216,10 +192,7 @@ class Horizon:
         self.trend = fit_trend([p for p in self.floors if p.t >= oldest], min_rise)
 
     def expire_trend(self, point: Point) -> None:
-        """Drop the trend if half of its rise is gone at ``point``, or if samples have stopped.
-
-        A fall of memory does not count if the load fell with it.
-        """
+        """Drop the trend if half of its rise is gone at comparable load, or samples stopped."""
         if self.trend is None:
             return
         newest = self.floors[-1]
@@ -230,7 +203,7 @@ class Horizon:
 
 
 class Trends:
-    """Trends of one series over all horizons. ``min_rise`` is their minimum rise in bytes."""
+    """Trends of one series over all horizons, of at least ``min_rise`` bytes."""
 
     def __init__(self, interval_s: float, min_rise: float) -> None:
         widths = sorted({max(width, interval_s) for width in BUCKET_WIDTHS_S})
@@ -261,10 +234,9 @@ class Trends:
 
 
 class GrowthHistory:
-    """Growth since the warm-up, to distinguish sustained growth from growth that ends.
+    """Growth since the warm-up as points ``(t, growth, requests)``; older ones are farther apart.
 
-    Each point is ``(t, growth, requests)``. Older points are farther apart. One array holds all
-    points, because many small allocations would fragment the heap over time.
+    One array holds all, because many small allocations would fragment the heap.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -276,7 +248,7 @@ class GrowthHistory:
         return len(self._rows) // 3
 
     def add(self, t: float, growth: int, requests: int | None) -> None:
-        """Add the ``growth`` in bytes at ``t``, and the number of requests completed until then."""
+        """Add the ``growth`` in bytes at ``t``, and the number of completed requests."""
         self._rows.extend((t, growth, math.nan if requests is None else requests))
         if len(self) >= self._limit:
             self._thin_points(t)
@@ -288,11 +260,7 @@ class GrowthHistory:
             self._rows[number] -= growth
 
     def measure_latest_pace(self) -> float:
-        """Return the pace of the last :data:`LATEST_GROWTH_WINDOW_S` seconds, in bytes per second.
-
-        A trend outlasts the growth from which it was fitted. This pace shows whether memory still
-        grows. It is 0 without an earlier point.
-        """
+        """Return the pace of the last :data:`LATEST_GROWTH_WINDOW_S`, in bytes per second."""
         rows, number = self._rows, len(self._rows) - 3
         while number > 0 and rows[-3] - rows[number] < self._latest_s:
             number -= 3
@@ -302,9 +270,7 @@ class GrowthHistory:
     def is_sustained(self, budget: int) -> bool:
         """Report whether the growth has lasted, continues, and neither fades nor is a step.
 
-        Caches that fill, tables that double and nightly jobs resemble a leak until they end. Growth
-        that fades counts as sustained only if its extrapolation exceeds ``budget``, in bytes. Fast
-        growth is judged earlier (:data:`FAST_BUDGET_SHARE`), but must not have slowed down.
+        Growth that fades counts only if its extrapolation exceeds ``budget`` bytes.
         """
         points = self._list_points_since(GROWTH_BEGIN_SHARE)
         (begin, low, served), (now, high, served_now) = points[0], points[-1]
@@ -344,7 +310,6 @@ class GrowthHistory:
         return points[::-1]
 
     def _thin_points(self, now: float) -> None:
-        """Drop the points that are closer together than their age allows."""
         kept = self._rows[:3]
         for number in range(3, len(self._rows), 3):
             t = self._rows[number]
@@ -374,8 +339,7 @@ class SegmentGrowth:
     def find_largest(self) -> Segment | None:
         """Return the segment that grew most beyond declared caches; None without segments.
 
-        The ledger does not state which segment holds a cache. The caches are therefore assigned to
-        the segment that leaves the least growth unexplained.
+        The ledger names no segments, so caches count in the one that leaves the least unexplained.
         """
         if self._declared is None:
             return None
@@ -393,11 +357,7 @@ class SegmentGrowth:
 
 
 class SlidingMinimum:
-    """Smallest growth within a sliding window of :data:`SLOTS_PER_WINDOW` slots.
-
-    The value of a slot is the mean of its samples, because the minimum of single samples is noise.
-    The current slot does not count, so that growth is not compared with itself.
-    """
+    """Smallest growth within a sliding window, over the means of all slots but the current one."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s

@@ -1,8 +1,7 @@
 """Measure how much of a leak budget is consumed and how fast, and suspect leaks.
 
-A budget limits growth within a window, so growth is measured above its minimum in this window.
-Consumption of the memory limit is measured above the baseline. The larger of the two shares counts.
-While demand is higher than ever before in the epoch, growth is not judged.
+Consumption is measured above the minimum in the budget's window, and that of the memory limit above
+the baseline; the larger share counts.
 """
 
 from __future__ import annotations
@@ -64,15 +63,14 @@ SHARED_DEVICE_MESSAGE = (
 
 
 MIN_EXPLAINED_SHARE = 0.1
-"""Share of the growth. If the ledger explains more, the trigger is sought for the whole engine, not
-for one process."""
+"""Share of the growth. If the ledger, which names no processes, explains more, the trigger is
+sought for the whole engine."""
 
 
 class MemoryWatch:
-    """Watch of the growth of host or device memory in one epoch, depending on ``kind``.
+    """Watch of host or device memory in one epoch; without a budget, nothing is suspected.
 
-    Without a budget, growth is measured but not suspected. ``slow`` is the slow growth; None until
-    the memory has been watched for long enough.
+    ``slow`` is the slow growth; None until memory has been watched for long enough.
     """
 
     def __init__(self, kind: IncidentKind, policy: MemoryPolicy, interval_s: float) -> None:
@@ -119,10 +117,7 @@ class MemoryWatch:
     def resume(
         self, bases: list[Point], owners: dict[str, Owner] | None, slow: SlowState, t: float
     ) -> None:
-        """Continue from the state of an earlier detector in the same epoch.
-
-        The watch counts as warm only after :data:`RESUMED_WARMUP_S`.
-        """
+        """Continue from an earlier detector; warm only after :data:`RESUMED_WARMUP_S`."""
         if not bases or self.baseline is not None:
             return
         self._account.resume(owners)
@@ -174,10 +169,6 @@ class MemoryWatch:
             self._warmup = self._create_warmup()
 
     def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
-        """Add a sample to the warm-up, and return whether the warm-up has ended.
-
-        The warm-up restarts while ``ready`` is False.
-        """
         if ready is False:
             self._warmup = self._create_warmup()
         warmup = self._warmup
@@ -337,9 +328,7 @@ class MemoryWatch:
     ) -> Suspicion | None:
         """Return the suspicion at ``t`` with all evidence; None if no growth is suspected.
 
-        ``get_trigger_finder`` returns the trigger finder of the process in which a given segment
-        grew. It is not called if the ledger explains more than :data:`MIN_EXPLAINED_SHARE` of the
-        growth, because a ledger names no processes.
+        ``get_trigger_finder`` returns the trigger finder of the process in which a segment grew.
         """
         evidence = self.make_evidence()
         if evidence is None or self._suspected is None or self.budget is None:
@@ -387,7 +376,6 @@ class MemoryWatch:
         )
 
     def _is_growing(self, trend: Trend) -> bool:
-        """Report whether memory still grows, under a load that is not new."""
         settling = self.baseline is None or self.baseline.is_settling()
         if settling or self._new_demand is not None:
             return False

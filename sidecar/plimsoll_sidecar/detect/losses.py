@@ -1,25 +1,4 @@
-"""Detect lost KV cache, memory that ended engines left behind, and kills by the kernel.
-
-:class:`CapacityWatch` reports KV cache that is in use and will never be released. An engine that
-accounts for the owners of its cache reports such a loss itself, at any load. For other engines, the
-loss shows only while the engine is idle: the cache is in use without requests. A prefill engine
-holds the blocks of ended requests until a decode engine has read them. After the connector's
-timeout, these blocks count as lost.
-
-:class:`LeftBehindWatch` reports shared memory that earlier containers of the engine left in the
-pod. A new epoch includes such memory in its baseline. An engine that leaves some memory at each
-restart would never exceed its budget, and would one day fail to start. The watch therefore measures
-across epochs.
-
-:class:`OomKillWatch` reports the kills that the kernel counts in the engine's control group. It
-shows the death of one process of several. If the whole container is killed, its control group ends
-too, and the operator reports the kill from the container's status.
-
-:class:`OrphanWatch` reports device memory that stays in use after the engine's processes have
-ended. Memory of the next engine does not count, although that engine holds it long before it
-answers. Only the total of the device is visible, including memory of other pods. Orphaned memory is
-therefore only reported.
-"""
+"""Detect lost KV cache, memory that ended engines left behind, and kills by the kernel."""
 
 from __future__ import annotations
 
@@ -33,8 +12,7 @@ from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.segments import compute_device_segments, sum_device_bytes
 
 MIN_IDLE_S = 10.0
-"""Time without requests after which blocks in use count as lost. Until then, transfers may hold
-them."""
+"""Time without requests after which blocks in use count as lost; transfers may hold them before."""
 MIN_REPORTED_LOSS_RATIO = 0.02
 """Minimum share of the KV cache that must be lost for a report."""
 MIN_LOSS_RATIO_FOR_RESTART = 0.10
@@ -43,9 +21,11 @@ CAPACITY_CONFIDENCE = 0.95
 
 
 class CapacityWatch:
-    """Watch of the KV cache capacity of one epoch.
+    """Watch of KV cache that is in use and will never be released.
 
-    A loss is reported until the engine reports another value, or is idle without a loss.
+    An engine that accounts for the owners of its blocks reports the loss itself. For others it
+    shows only while they are idle; a prefill engine also holds blocks until its connector's
+    timeout.
     """
 
     def __init__(self) -> None:
@@ -87,7 +67,6 @@ class CapacityWatch:
 
 
 def _find_reported_loss(load: SampleLoad) -> tuple[float, str] | None:
-    """Return the largest loss that the engine reports, as a share and in words; None if unknown."""
     shares = (
         (load.kv_lost_ratio, "of the KV cache belongs to no request that a client waits for"),
         (load.offload_lost_ratio, "of the host's KV blocks is pinned without a transfer"),
@@ -110,16 +89,14 @@ def _make_loss_suspicion(ratio: float, description: str) -> Suspicion:
 
 
 MIN_LEFT_BEHIND_RATIO = 0.25
-"""Share of the host's leak budget from which memory left behind is suspected, as for other
-growth."""
+"""Share of the host's leak budget from which memory left behind is suspected."""
 LEFT_BEHIND_CONFIDENCE = 0.9
 
 
 class LeftBehindWatch:
-    """Watches the shared memory that engine workers left behind when they exited.
+    """Watch, across epochs, of shared memory that earlier containers of the engine left in the pod.
 
-    Files that are older than the first engine, such as those of an init container, do not count.
-    Without a memory budget, nothing is suspected.
+    A new epoch has it in its baseline. Files older than the first engine do not count.
     """
 
     def __init__(self, budget: MemoryBudget | None) -> None:
@@ -128,10 +105,7 @@ class LeftBehindWatch:
         self._standing: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the suspicion; None if too little was left behind.
-
-        A sample without this measurement does not change the result.
-        """
+        """Add a sample, and return the suspicion; None if too little was left behind."""
         earlier = sample.host.shm_orphan_earlier
         if self._budget is None or earlier is None:
             return self._standing
@@ -160,7 +134,7 @@ KILL_REPORT_DURATION_S = 60.0
 
 
 class OomKillWatch:
-    """Watch of OOM kills across epochs, because a kill ends an epoch."""
+    """Watch, across epochs, of kills that the kernel counts in the engine's control group."""
 
     def __init__(self) -> None:
         self._kills: int | None = None
@@ -169,10 +143,7 @@ class OomKillWatch:
         self._suspicion: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the suspicion of a recent kill; None if there is none.
-
-        If the counter has decreased, the control group is new.
-        """
+        """Add a sample, and return the suspicion of a recent kill; None if there is none."""
         host = sample.host
         if host.oom_kills is not None:
             if self._kills is not None and host.oom_kills > self._kills:
@@ -197,20 +168,15 @@ class OomKillWatch:
 DRIVER_SETTLE_S = 30.0
 """Time that the driver may take to free the memory of ended processes."""
 MIN_ORPHANED_BYTES = 2 << 30
-"""Minimum orphaned memory while no engine runs. NVML also counts memory that the driver reserves:
-about 600 MiB on large devices."""
+"""Minimum orphaned memory while no engine runs: the driver itself takes about 600 MiB."""
 MIN_ADDED_ORPHANED_BYTES = 1 << 30
-"""Minimum increase of the memory in use outside the engine across a restart."""
+"""Minimum increase, across a restart, of the memory in use outside the engine."""
 ORPHAN_CONFIDENCE = 0.7
 WHOLE_DEVICE_NOTE = "this size covers the whole device, including other pods that share it"
 
 
 class OrphanWatch:
-    """Watch, across epochs, of device memory that no living engine holds.
-
-    Such memory is found while no engine runs, or if more memory is in use outside the new engine
-    than was outside the previous engine.
-    """
+    """Watch, across epochs, of device memory that no living engine holds. It only reports."""
 
     def __init__(self) -> None:
         self._epoch: int | None = None
@@ -221,10 +187,7 @@ class OrphanWatch:
         self._dead = False
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the suspicion of orphaned memory; None if there is none.
-
-        A sample without the necessary measurements does not change the result.
-        """
+        """Add a sample, and return the suspicion of orphaned memory; None if there is none."""
         if sample.epoch != self._epoch:
             self._epoch, self._since = sample.epoch, None
             self._before = self._before if self._floor is None else self._floor
@@ -249,10 +212,7 @@ class OrphanWatch:
         return self._standing
 
     def _measure_held_memory(self, sample: Sample) -> tuple[int, int, str] | None:
-        """Return the orphaned bytes, the minimum to report, and a description; None if unknown.
-
-        They are unknown before the first restart, because there is nothing to compare with.
-        """
+        """Return the orphaned bytes, the minimum to report, and a description; None if unknown."""
         if self._dead and sample.host.processes:
             # The next engine may hold the memory, although it has not answered yet.
             self._dead, self._standing, self._since = False, None, None

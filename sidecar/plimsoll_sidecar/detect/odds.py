@@ -1,20 +1,7 @@
 """Compute the odds that growth is a leak, compared with its other possible explanations.
 
-A leak competes with four other explanations. As in a naive Bayes classifier, each explanation has a
-prior and weights for the observations, in natural log-odds.
-
-Two observations count against all other explanations. The first is the consumed share ``s`` of the
-budget. Growth that is no leak ends at some share. If all shares are equally probable, it exceeds
-``s`` with probability ``1 - s``, so the odds of a leak grow by ``-log(1 - s)``. The second
-observation is speed: healthy engines hardly ever consume a budget within a small part of its
-window.
-
-Every other observation concerns one explanation. For example, memory that fills up grows slower and
-slower, and temporary work starts later than the engine.
-
-``python -m bench.odds_fit`` fits the weights by maximum likelihood to labelled runs of the leak
-lab. Each suspicion counts once, so the result is the odds that a suspicion is a leak
-(``research/bench/calibration.py``).
+Each explanation has a prior and weights for the observations, in natural log-odds (naive Bayes).
+``python -m bench.odds_fit`` fits them to labelled runs of the leak lab.
 """
 
 from __future__ import annotations
@@ -57,10 +44,9 @@ class Weights:
         size: For each factor of e by which the remaining budget shrinks.
         speed: For each factor of e by which the budget is exhausted before its window ends.
         filling, later_work, load, retained: Priors of the explanations.
-        fading: For each factor of e by which the later half of the growth is smaller than the
-            earlier half.
+        fading: For each factor of e between the earlier and the later half of the growth.
         younger: For each factor of e by which the growth is younger than the engine.
-        climb: For a load that rose all the time, with an ``Evidence.climb`` of 1.
+        climb: For a load that rose all the time.
 
     """
 
@@ -82,9 +68,8 @@ WEIGHTS = Weights(
     load=1.61, climb=5.99,
     retained=2.37,
 )  # fmt: skip
-"""Weights that ``bench.odds_fit`` found (``research/bench/results/odds-fit.json``). They were
-fitted on a quarter of the runs of the first ten splits, with budgets for a day. The weight of the
-size is close to 1, as expected if healthy growth ends at each share with equal probability."""
+"""Fitted on a quarter of the runs of the first ten splits, with budgets for a day
+(``research/bench/results/odds-fit.json``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +79,8 @@ class Evidence:
     Attributes:
         share: The consumed share of the budget, which applies to ``window_s`` seconds.
         left_s: The seconds until the budget is exhausted; None while nothing grows.
-        life: The growth, divided by what the current rate would have added since the start of the
-            engine. It is 1 for a steady leak, and less for growth that started later.
-        fading, climb: How much the growth slows down, and how steadily the load rose
-            (:class:`~plimsoll_sidecar.detect.growth.Trend`).
+        life: The growth, divided by what its rate would have added since the engine's start.
+        fading, climb: As in :class:`~plimsoll_sidecar.detect.growth.Trend`.
         segment: The segment that grew most.
 
     """
@@ -112,7 +95,7 @@ class Evidence:
 
     @property
     def size_evidence(self) -> float:
-        """Evidence from the consumed share of the budget, unweighted."""
+        """Evidence from the consumed share: healthy growth ends at any share with equal chance."""
         return -math.log1p(-min(MAX_SHARE, max(0.0, self.share)))
 
     @property
@@ -162,12 +145,10 @@ def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
 
 
 def compute_required_log_odds(remaining_s: float, window_s: float) -> float:
-    """Return the log-odds that confirm a leak ``remaining_s`` before its budget is exhausted.
+    """Return the log-odds, at least 0, that confirm a leak this long before exhaustion.
 
-    The required odds rise with the remaining time. Waiting costs little while the budget lasts, and
-    most growth that is no leak ends in the meantime. In a sequential test (Wald 1945), they rise
-    likewise with the cost of a false alarm relative to the cost of waiting. The log-odds are at
-    least 0: a leak must be at least as likely as not.
+    They rise with the remaining time, as a sequential test's threshold rises with the cost of a
+    false alarm relative to that of waiting (Wald 1945).
     """
     at = THRESHOLDS
     reference_s = at.odds_left_s * (DAY_S / window_s) ** at.haste
@@ -176,10 +157,7 @@ def compute_required_log_odds(remaining_s: float, window_s: float) -> float:
 
 
 def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
-    """Report whether the evidence suffices to confirm a leak.
-
-    If the budget is spent, a leak must still be at least as likely as not.
-    """
+    """Report whether the evidence suffices to confirm a leak."""
     left = evidence.left_s
     if left is None:
         return False
@@ -187,11 +165,7 @@ def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
 
 
 class SuspectedGrowth:
-    """Suspected growth, from its first trend to its end.
-
-    ``trend`` is the newest trend, ``since`` the time at which the first trend started, and
-    ``growth`` the growth in bytes.
-    """
+    """Suspected growth, from its first trend (``since``) to its end; ``trend`` is the newest."""
 
     def __init__(self, trend: Trend, point: Point, growth: float) -> None:
         self.trend = trend
@@ -200,10 +174,9 @@ class SuspectedGrowth:
         self._trend_at = point.t
 
     def update(self, point: Point, trend: Trend | None, growth: float) -> bool:
-        """Add a sample, and return whether the growth is still suspected.
+        """Add a sample, and return whether the growth (in bytes) is still suspected.
 
-        ``trend`` is None if no trend is large enough for a suspicion. ``growth`` is the growth so
-        far in bytes.
+        ``trend`` is None if no trend is large enough for a suspicion.
         """
         if trend is not None:
             self.trend, self._trend_at = trend, point.t

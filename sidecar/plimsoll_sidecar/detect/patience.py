@@ -1,26 +1,8 @@
 """Compute how long a busy engine may pause before the pause counts as a stall.
 
-The limit is at most the configured timeout. A shorter pause is a stall only if no other explanation
-fits.
-
-- A pause that resembles earlier pauses is allowed up to a length that they would not exceed.
-- A pause of a new kind needs two pieces of evidence. The engine uses hardly any processor time, and
-  it took so many steps before that such a pause is not chance.
-- An engine that uses the processor may be compiling.
-- If the processor time is unknown, only the timeout decides.
-
-The history (:class:`PauseHistory`) holds the pauses between two signs of progress while requests
-were running. It applies to demand up to the highest in it. With more requests or more new prompt
-tokens, a longer pause may be a long prefill or a compilation.
-
-:class:`UsualPauses` predicts a bound for the next pause from all earlier pauses. Pauses differ by
-factors rather than by seconds, so their logarithms are modelled as normally distributed, with
-unknown mean and variance. The next logarithm then has Student's t distribution (the prediction
-interval of Hahn and Meeker, *Statistical Intervals*). If all pauses are alike, the bound is little
-longer than the longest pause. If a few differ, the bound is many times as long.
-
-After ``n`` pauses, a usual pause exceeds the bound with probability ``MAX_ERROR_CHANCE / (n (n +
-1))``. The sum over all ``n`` is ``MAX_ERROR_CHANCE``, however many pauses an engine makes.
+A pause that resembles earlier ones is allowed up to a length that they would not exceed. One of a
+new kind is a stall before the timeout only if the engine uses hardly any processor time and such a
+pause is not chance.
 """
 
 from __future__ import annotations
@@ -39,7 +21,11 @@ _SAMPLING_DEVIATION = 1 / math.sqrt(6)
 
 
 class UsualPauses:
-    """Running mean and variance (Welford) of the logarithms of pauses, and the bound from them."""
+    """Prediction bound (Student's t) for the next pause, from the logarithms of earlier pauses.
+
+    After ``n`` pauses, a usual one exceeds it with probability ``MAX_ERROR_CHANCE / (n (n + 1))``,
+    in total :data:`MAX_ERROR_CHANCE` (Hahn and Meeker, *Statistical Intervals*).
+    """
 
     def __init__(self) -> None:
         self._count = 0
@@ -74,11 +60,7 @@ class UsualPauses:
 
 
 def compute_student_t_tail(t: float, degrees_of_freedom: int) -> float:
-    """Return the probability that Student's t exceeds ``t``.
-
-    The degrees of freedom are a whole number, so the probability is a finite sum (Abramowitz and
-    Stegun 26.7.3 and 26.7.4).
-    """
+    """Return the chance that Student's t exceeds ``t`` (Abramowitz and Stegun 26.7.3, 26.7.4)."""
     angle = math.atan2(t, math.sqrt(degrees_of_freedom))
     cosine, odd = math.cos(angle), degrees_of_freedom % 2
     term = cosine if odd else 1.0
@@ -108,8 +90,7 @@ def compute_student_t_quantile(probability: float, degrees_of_freedom: int) -> f
 
 
 LONG_PAUSE_S = 3.0
-"""Minimum length of a long pause. Steps take milliseconds, or a second with a large prompt. A
-longer step compiles, moves much memory, waits for another process, or hangs."""
+"""Minimum length of a long pause: a step of milliseconds grew to a compilation or a hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +102,10 @@ class PauseDemand:
 
 
 class PauseHistory:
-    """Demand, longest pause, distribution of long pauses, and rate of steps so far."""
+    """Demand, longest pause, distribution of long pauses, and rate of steps so far.
+
+    It applies to demand up to the highest in it: more requests or prompt tokens may take longer.
+    """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -138,11 +122,10 @@ class PauseHistory:
         computed: bool = False,
         interval_s: float = 0.0,
     ) -> None:
-        """Add a pause that ended with progress.
+        """Add a pause that ended with progress, ``silent_s`` to ``interval_s`` more seconds long.
 
-        It was the longest pause among ``steps`` steps. It lasted at least ``silent_s`` and at most
-        ``interval_s`` longer. If ``computed`` is True, the engine used the processor, for example
-        to compile; such a pause counts only for the rate of steps and for the demand.
+        It was the longest among ``steps`` steps. If the engine ``computed``, for example a kernel,
+        it counts only for the rate of steps and for the demand.
         """
         seconds = silent_s + interval_s
         self.steps += max(1, steps)
@@ -162,10 +145,9 @@ class PauseHistory:
         self.served_s += seconds
 
     def compute_pause_probability(self, seconds: float, min_service_s: float = 0.0) -> float:
-        """Return the probability of a pause of ``seconds`` or more at the observed rate of steps.
+        """Return the probability of a pause of ``seconds`` or more (Lomax distribution's tail).
 
-        This is the tail of the Lomax distribution, the predictive distribution of an exponential
-        model. The rate of steps is computed over at least ``min_service_s``.
+        The rate of steps is taken over at least ``min_service_s``.
         """
         return math.exp(-self.steps * math.log1p(seconds / max(self.served_s, min_service_s)))
 
@@ -180,25 +162,21 @@ class PauseHistory:
 PAUSE_MARGIN_S = 4.0
 """Margin above the longest pause. A stall is then confirmed within 10 s, including sampling."""
 LONG_SERVICE_S, LONG_SERVICE_LIMIT_S = 240.0, 8.0
-"""After this time of service, a pause of ``LONG_SERVICE_LIMIT_S`` is unusual if it also exceeds the
-longest pause so far by the margin. A stall is then confirmed within 20 s, including the scrape
-interval of the metrics page."""
+"""After this time of service, a pause of the second time is unusual: with the scrape interval of
+the page, a stall is confirmed within 20 s."""
 SHORT_SERVICE_S, SHORT_SERVICE_LIMIT_S = 60.0, 21.0
-"""The same limits for an engine after its first minute, and for new demand. A stall is then
-confirmed within 30 s. An idle processor makes the limit apply in the first minute too, because new
-work that takes long is computed."""
+"""The same for an engine after its first minute, or with an idle processor, and for new demand: a
+stall is confirmed within 30 s."""
 MAX_CHANCE_PROBABILITY = 1e-6
-"""Maximum probability, at the observed rate of steps, of a pause that is not chance. Metrics pages
-show the rate, but no single pauses. In the first minute, 36 steps suffice; in four minutes, 421
-steps."""
+"""Maximum probability, at the observed rate of steps, of a pause that is not chance: 36 steps in
+the first minute suffice, or 421 in four."""
 COMPUTING_EXTRA_S, MIN_COMPUTING_CPU_SHARE = 50.0, 0.25
-"""Extra time for a process that uses at least ``MIN_COMPUTING_CPU_SHARE`` of one core. It may be
-compiling for a new kind of request. On vLLM 0.32 on a slow CPU, the first request with log
-probabilities takes 30 s, and 45 s beside other work."""
+"""Extra time for a process that uses this share of a core, and may be compiling. The first log
+probabilities of vLLM 0.32 take 30 to 45 s on a slow CPU."""
 
 MAX_IDLE_CPU_SHARE = 0.1
-"""Share of one core below which an engine is idle. It is above 0, because an idle engine polls, and
-because the measurement may include the last two seconds before a hang."""
+"""Share of a core below which an engine is idle: it polls, and may have worked just before a
+hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +205,7 @@ class Pause:
 
 
 def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> tuple[float, str]:
-    """Return the longest allowed pause in seconds, and the reason for this limit.
-
-    The reason is text to append to a sentence; empty if the limit is the timeout.
-    """
+    """Return the longest allowed pause in seconds, and the reason to append to a sentence."""
     if pause.cpu_s is None:
         limit_s, reason = _find_limit_from_history(pause, history)
     else:

@@ -15,7 +15,7 @@ from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample
 from plimsoll_sidecar.detect.demand import DemandWatch, count_inflight
 
 MAX_ROLES = 256
-"""Maximum number of roles. A longer list is not credible, because an engine has a dozen at most."""
+"""Maximum number of roles; an engine has a dozen at most."""
 
 
 def _drop_invalid_size(value: int | None) -> int | None:
@@ -31,12 +31,10 @@ def _sum_sizes(values: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class HostMemoryFields:
-    """Fields of :class:`Host` whose sum is host memory.
+    """Fields of :class:`Host` whose sum is host memory, the same for all samples of a series.
 
-    All samples of a series use the same fields. The anonymous memory of the cgroup is preferred,
-    because a sum over processes counts a copy-on-write page once for each fork. Swapped memory
-    counts as anonymous, so that swapping looks neither like growth nor like recovery. ``beside``
-    lists the segments that are neither anonymous nor shared memory.
+    A sum over processes counts a copy-on-write page for each fork, so the cgroup's fields come
+    first. Swapped memory counts as anonymous. ``beside`` lists further segments.
     """
 
     anon: str
@@ -68,7 +66,7 @@ class HostMemoryFields:
         )
 
     def sum_anonymous_bytes(self, host: Host) -> int | None:
-        """Return the anonymous memory in bytes, resident and swapped; None if a part is unknown."""
+        """Return the anonymous memory, resident and swapped; None if a part is unknown."""
         resident = _drop_invalid_size(getattr(host, self.anon))
         return resident if self.swap is None else _sum_sizes((resident, getattr(host, self.swap)))
 
@@ -84,7 +82,7 @@ class HostMemoryFields:
         return max(0, shared - max(0, inside))
 
     def read_orphan_bytes(self, host: Host) -> int | None:
-        """Return the shared memory that no living process holds, in bytes; None if unknown."""
+        """Return the shared memory that no living process holds; None if unknown."""
         return _drop_invalid_size(host.shm_orphan) if self.orphan else None
 
     def sum_bytes(self, host: Host) -> int | None:
@@ -128,9 +126,8 @@ def compute_host_segments(
 ) -> dict[Segment, int]:
     """Return the size of each known host segment in bytes.
 
-    ``anonymous_other`` is anonymous memory outside all allocators. If an earlier sample reported
-    the allocators' memory (``has_allocator_history``) and this sample does not, ``anonymous_other``
-    is absent.
+    Memory outside all allocators is unknown if an earlier sample reported the allocators' memory
+    (``has_allocator_history``) and this one does not.
     """
     malloc, host = sample.malloc, sample.host
     sizes: dict[Segment, int | None] = {}
@@ -156,10 +153,7 @@ def sum_device_bytes(sample: Sample) -> int | None:
 
 
 def sum_unused_device_bytes(sample: Sample) -> int | None:
-    """Return the device memory that the engine's allocator keeps unused, in bytes.
-
-    None if unknown for any device.
-    """
+    """Return the device memory that the engine's allocator keeps unused; None if unknown."""
     allocated = sum_torch_bytes(sample, "allocated")
     reserved = sum_torch_bytes(sample, "reserved")
     if allocated is None or reserved is None:
@@ -168,19 +162,13 @@ def sum_unused_device_bytes(sample: Sample) -> int | None:
 
 
 def sum_torch_bytes(sample: Sample, field: str) -> int | None:
-    """Return the sum of a field of the engine's allocator over all devices, in bytes.
-
-    None if unknown for any device.
-    """
+    """Return the sum of a field of the engine's allocator over all devices; None if unknown."""
     devices = [device.torch for device in sample.device]
     return _sum_sizes(getattr(t, field) if t else None for t in devices) if devices else None
 
 
 def compute_device_segments(sample: Sample) -> dict[Segment, int]:
-    """Return the size of each known device segment in bytes.
-
-    ``NON_TORCH`` is the memory outside the engine's allocator.
-    """
+    """Return the size of each known device segment in bytes."""
     reserved, used = sum_torch_bytes(sample, "reserved"), sum_device_bytes(sample)
     return _drop_unknown_sizes({
         Segment.TORCH_ALLOCATED: sum_torch_bytes(sample, "allocated"),
@@ -196,8 +184,7 @@ def _drop_unknown_sizes(sizes: Mapping[Segment, int | None]) -> dict[Segment, in
 class RoleSizes:
     """Sizes of one kind of memory by process role.
 
-    ``size`` returns the bytes of a process; None if unknown. ``known`` is True once any process had
-    a known size.
+    ``size`` returns the bytes of a process; None if unknown. ``known`` is True once one was known.
     """
 
     def __init__(self, size: Callable[[RoleRss], int | None]) -> None:
@@ -207,11 +194,7 @@ class RoleSizes:
         self.known = False
 
     def update(self, processes: Iterable[RoleRss], warm: bool) -> None:
-        """Add a sample. Until the epoch is ``warm``, the sizes become the bases.
-
-        A role without processes has no size and no growth. A sample without any process is ignored,
-        because the processes could not be read.
-        """
+        """Add a sample. Until the epoch is ``warm``, the sizes become the bases."""
         sums: dict[str, int] = {}
         living: set[str] = set()
         for process in processes:
@@ -235,7 +218,7 @@ class RoleSizes:
         return dict(self._bases)
 
     def restore_bases(self, bases: Mapping[str, int]) -> None:
-        """Restore the :attr:`bases`, in bytes by role, of an earlier detector in this epoch."""
+        """Restore the :attr:`bases` of an earlier detector in this epoch."""
         self._bases |= bases
 
     def compute_growth(self, role: str | None) -> int | None:
@@ -250,9 +233,9 @@ class RoleSizes:
         return max(grown, key=lambda role: grown[role], default=None)
 
     def find_majority(self) -> str | None:
-        """Return the role with more than half of the growth of all roles; None if there is none.
+        """Return the role with more than half of the growth of all; None if there is none.
 
-        The growth of pages that two processes share counts for both, so neither has more than half.
+        Pages that two processes share count for both, so neither has more than half.
         """
         role, grown = self.find_largest(), self._compute_positive_growth()
         return role if role is not None and 2 * grown[role] > sum(grown.values()) else None
@@ -265,15 +248,14 @@ class RoleSizes:
 MAX_LOAD_AGE_S = 30.0
 """Time for which the load stays valid after the last successful scrape."""
 LOAD_WINDOW_S = 30.0
-"""Window whose maximum is the load, because the load of a single page changes within
-milliseconds."""
+"""Window whose maximum is the load, because that of one page changes within milliseconds."""
 
 
 class LastScrape:
     """Engine state at the last successful scrape.
 
-    ``load`` is the number of requests in flight, and ``requests`` the number of requests completed
-    in this epoch; both are None if unknown.
+    ``load`` is the number of requests in flight, ``requests`` that of completed ones in this epoch;
+    None if unknown.
     """
 
     def __init__(self) -> None:

@@ -1,16 +1,8 @@
 """Find growth that stays within its budget but does not stop, and predict when it hits the limit.
 
-The input is growth at comparable load that no ledger explains. An hour has twelve cells of five
-minutes. Its *level* is the mean of the lowest sizes of its cells, which garbage and bursts do not
-raise. The mean of two levels of an hour is one level of two hours, and so on up to 64 hours. Weeks
-therefore need only a few hundred numbers.
-
-Memory resembles a random walk more than independent noise, so a fitted line would look far too
-certain. The test uses the steps from one level to the next instead. The steps of a random walk are
-independent. The steps of noise around a constant are negatively correlated, which makes the test
-conservative. Student's t over few large blocks is valid for both, even with unequal variances
-(Ibragimov and Müller, "t-Statistic Based Correlation and Heterogeneity Robust Inference", Journal
-of Business & Economic Statistics 28, 2010).
+A level is the mean of the lowest sizes of the twelve cells of an hour, and two levels make one of
+twice the length. Student's t over the steps between few large levels is valid for random walks and
+for noise (Ibragimov and Müller 2010); a fitted line would look far too certain.
 """
 
 from __future__ import annotations
@@ -34,32 +26,29 @@ CELL_WIDTH_S = 300.0
 """Width of a cell, which is longer than a burst of requests and most garbage collections."""
 CELLS_PER_LEVEL = 12
 NUM_SCALES = 7
-"""Number of scales: levels of 1, 2, 4, ... 64 hours. The widest window is six weeks, longer than
-pods live."""
+"""Number of scales: levels of 1, 2, 4, ... 64 hours, and windows of up to six weeks."""
 MIN_STEPS, MAX_STEPS = 8, 16
-"""Number of steps in a test. The maximum is twice the minimum, so that some scale fits each
-span."""
+"""Number of steps in a test; the maximum is twice the minimum, so that some scale fits."""
 RAISE_QUANTILE = 5.408
-"""Quantile of Student's t for 7 degrees of freedom and a probability of 1 in 2,000. With about two
-tests per hour, a random walk without drift is raised in at most 1 of 1,000 hours (union bound)."""
+"""Quantile of Student's t (7 degrees of freedom, 1 in 2,000). With two tests per hour, a random
+walk without drift is raised in at most 1 of 1,000 hours."""
 CLEAR_QUANTILE = 1.895
-"""Quantile for a probability of 1 in 20. It clears a leak, and sets the width of a forecast."""
+"""Quantile for 1 in 20, which clears a leak and sets the width of a forecast."""
 RANDOM_WALK_ERROR_FACTOR = 1.28
-"""Factor on the quantile for 8 steps (2·10⁵ simulated walks). Steps between *averages* of a random
-walk correlate by a quarter (Working, "Note on the Correlation of First Differences of Averages in a
-Random Chain", Econometrica 28, 1960)."""
+"""Factor on the quantile for 8 steps (2·10⁵ simulated walks): steps between averages of a random
+walk correlate by a quarter (Working, Econometrica 28, 1960)."""
 MIN_RISE_BYTES = 8 << 20
 """Minimum rise of a leak: twice the rise of settled memory."""
 MIN_STEADY_RATIO = 0.7
-"""Minimum rise of the later half, divided by the rise of the earlier half. A cache that fills with
-a time constant of 1.4 windows reaches this ratio."""
+"""Minimum ratio of the halves of a rise, which a cache reaches that fills with a time constant of
+1.4 windows."""
 MIN_STEADY_RATIO_AFTER_RAISE = 0.5
 """The same minimum for a leak that is already raised, and for the last steps."""
 MAX_FORECAST_FACTOR = 4.0
 """Maximum length of a forecast, as a multiple of the time of observation."""
 MIN_UNLIMITED_WATCH_S = DAY_S
-"""Time of observation from which a forecast has no maximum length. A shorter time may show only the
-rhythm of a day."""
+"""Time of observation from which a forecast has no maximum length; less may show only the rhythm of
+a day."""
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,9 +61,8 @@ class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
     """State with which a restarted supervisor continues to watch, in the same epoch.
 
-    ``levels`` has the levels of each scale, oldest first. ``halves`` holds the newest level of each
-    scale while it waits to be averaged with the next. ``peaks`` has the highest floor of each of
-    the last hours in bytes. The present hour is not stored, so the state changes once per hour.
+    Each scale has its ``levels``, oldest first, and in ``halves`` one that waits for the next.
+    ``peaks`` are the highest floors of the last hours in bytes.
     """
 
     levels: list[list[Level]] = []
@@ -87,8 +75,8 @@ class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
 class Drift:
     """Mean pace of a series of steps, with its standard error.
 
-    ``rise`` is the sum of the steps in bytes. ``fading`` is the rise of the later half divided by
-    the rise of the earlier half; infinite if the earlier half did not rise.
+    ``rise`` is in bytes. ``fading`` is the rise of the later half divided by that of the earlier
+    one.
     """
 
     bytes_per_s: float
@@ -133,8 +121,8 @@ def estimate_drift(levels: Sequence[Level]) -> Drift | None:
 class SlowLeakWatch:
     """Search for slow growth of one kind of memory after the warm-up.
 
-    ``drift`` is the growth that does not stop; None without such growth. ``peak`` is the highest
-    floor of the last day in bytes. Both change once per hour.
+    ``drift`` is the growth that does not stop, or None; ``peak`` the highest floor of the last day
+    in bytes. Both change once per hour.
     """
 
     def __init__(self) -> None:
@@ -160,11 +148,7 @@ class SlowLeakWatch:
         return self._cell is not None or self.peak is not None
 
     def add(self, t: float, growth: int, floor: int, limit: int | None) -> bool:
-        """Add a sample, and return whether the result was updated, which happens once per hour.
-
-        ``growth`` is in bytes. ``floor`` is the lowest total memory of the last seconds in bytes.
-        ``limit`` is the memory limit in bytes; None if unknown.
-        """
+        """Add a sample in bytes, and return whether the result was updated, as once per hour."""
         cell = int(t // CELL_WIDTH_S)
         self._highest = max(self._highest, floor)
         if cell == self._cell:
@@ -184,10 +168,7 @@ class SlowLeakWatch:
         return True
 
     def resume(self, state: SlowState, t: float, limit: int | None) -> None:
-        """Continue at ``t`` from the state of an earlier watch in the same epoch.
-
-        Because the clocks differ, all levels are shifted so that the newest hour ends at ``t``.
-        """
+        """Continue at ``t`` from the state of an earlier watch, whose clock was another."""
         if not state.levels or not state.levels[0] or not state.peaks:
             return
         offset = t - HOUR_S / 2 - state.levels[0][-1].t
@@ -223,11 +204,7 @@ class SlowLeakWatch:
         )
 
     def _find_best_drift(self, headroom: int | None, was_raised: bool) -> Drift | None:
-        """Return the most certain drift of all scales that neither fades nor has stopped.
-
-        A drift has stopped if the last steps, of this or a shorter scale, are less than half as
-        fast.
-        """
+        """Return the most certain drift of all scales that neither fades nor has stopped."""
         scales = [list(levels) for levels in self._levels]
         drifts = [each for levels in scales if (each := estimate_drift(levels))]
         latest = [each for levels in scales if (each := estimate_drift(levels[-MIN_STEPS - 1 :]))]
@@ -280,10 +257,7 @@ def _average_levels(levels: Sequence[Level]) -> Level:
 def find_memory_limit(
     memory: str, budget: MemoryBudget | None, sample: Sample, shared: bool
 ) -> int | None:
-    """Return the limit of ``memory`` ("host" or "device") in bytes; None if it is unknown.
-
-    The limit of a device is its size, unless the device is ``shared`` with other pods.
-    """
+    """Return the limit of ``memory`` ("host" or "device") in bytes; None if it is unknown."""
     configured = None if budget is None else budget.limit_bytes
     if memory == "host":
         limits = [
@@ -314,11 +288,7 @@ def make_slow_growth(
     segment: Segment | None,
     no_limit_reason: str,
 ) -> SlowGrowth:
-    """Return the report on ``drift``; an empty report if ``drift`` is None.
-
-    ``peak`` is the highest floor of the last day in bytes. ``no_limit_reason`` is used if ``limit``
-    is unknown.
-    """
+    """Return the report on ``drift``; an empty one if it is None."""
     if drift is None:
         return SlowGrowth()
     slowest = max(0.0, drift.compute_lower_bound(CLEAR_QUANTILE))

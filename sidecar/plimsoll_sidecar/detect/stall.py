@@ -1,17 +1,8 @@
 """Suspect stalls: requests wait, and the engine makes no progress.
 
-``govern/phases.py`` confirms a stall that lasts.
-
-A pause is a stall if it exceeds all earlier pauses under at least the same demand by a margin.
-After the configured timeout, a pause is always a stall. An idle engine does not stall. A request
-that waits only for the compilation of its grammar does not count. Time does not count while
-progress is unknown (a failed scrape, a starting worker), or while the engine is paused on purpose.
-
-A frontend with living processes has stalled if neither its status nor its serving port answers. One
-of the two must also have been silent for much longer than ever before, or for twice the timeout.
-Each port has its own history. A serving port that is silent alone is also a stall, once it has
-answered for a minute. If only the status is silent, the engine may still serve clients, and there
-is no stall. A main process that ended while its other processes still run is also a stall.
+A frontend has stalled if neither its status nor its serving port answers; a serving port that is
+silent alone, once it has answered for a minute. A main process that ended while others still run is
+also a stall. ``govern/phases.py`` confirms a stall that lasts.
 """
 
 from __future__ import annotations
@@ -32,18 +23,16 @@ from plimsoll_sidecar.detect.patience import (
 FRONTEND_TIMEOUT_FACTOR = 2.0
 """Multiple of the timeout after which a frontend that does not answer has always stalled."""
 MIN_ANSWERED_S, MIN_SILENCE_S = 60.0, 16.0
-"""Minimum time in seconds for which a port must have answered, and minimum silence after it, before
-the silence can be a stall. The silence must also be longer than any earlier one of the port, by a
-margin. Requests time out after 3 s, so five in a row have failed within the minimum silence. A
-stall is found less than 30 s after the engine hangs."""
+"""Minimum time for which a port must have answered, and minimum silence after it: requests time out
+after 3 s, so five in a row have failed."""
 MIN_MAIN_PROCESS_ABSENCE_S = 10.0
-"""Time without a main process after which the remaining processes count as left behind. At a normal
-end, they follow sooner: after 0.8 to 4 s for vLLM."""
+"""Time without a main process after which the others count as left behind; at a normal end, they
+follow within 0.8 to 4 s for vLLM."""
 MAX_OBSERVED_GAP_INTERVALS = 5.0
 """Longest gap between two samples that counts as observed, in sample intervals."""
 MAX_UNANSWERED_GAP_S = 8.0
-"""Length up to which each gap between two samples counts as observed. A sample of a silent engine
-waits for both the status and the serving port."""
+"""Gap between two samples that always counts as observed: that of a silent engine waits for two
+ports."""
 MAX_SAME_PAGE_DIFFERENCE_S = 0.01
 """Maximum difference between two times of the same page."""
 
@@ -57,11 +46,9 @@ class _Port:
 
     @property
     def is_known(self) -> bool:
-        """Whether the port has answered for long enough to show its usual silences."""
         return self._before.served_s >= MIN_ANSWERED_S
 
     def end_silence(self, elapsed_s: float) -> None:
-        """Record an answer, ``elapsed_s`` after the previous sample."""
         if self.silent_s > 0.0:
             self._before.add(self.silent_s, PauseDemand(), interval_s=elapsed_s)
         else:
@@ -69,10 +56,7 @@ class _Port:
         self.silent_s = 0.0
 
     def find_limit(self, max_s: float) -> tuple[float, str]:
-        """Return the longest usual silence in seconds, at most ``max_s``, and a description of it.
-
-        If the usual silence is unknown, the result is ``max_s``.
-        """
+        """Return the longest usual silence in seconds, at most ``max_s``, and its description."""
         if not self.is_known:
             return max_s, ""
         longest = self._before.longest_s
@@ -84,11 +68,7 @@ class _Port:
 
 
 class StallWatch:
-    """Watch of the progress of one epoch.
-
-    If the load comes from a metrics page, time is measured between scrapes of this page, because
-    not every sample has a new one.
-    """
+    """Watch of the progress of one epoch, between scrapes of the metrics page if there is one."""
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
         self.timeout_s = timeout_s
@@ -150,11 +130,7 @@ class StallWatch:
     # ---- one sample
 
     def _record_serving(self, sample: Sample, elapsed_s: float) -> None:
-        """Record whether the serving port answered.
-
-        Some supervisors ask the serving port only while the status is silent. An answer of the
-        status then counts as an answer of the serving port.
-        """
+        """Record whether the serving port answered; some ask it only while the status is silent."""
         port = self._serving
         self._unasked_s += elapsed_s
         self._asked_beside = self._asked_beside or (sample.scrape_ok and sample.serving is not None)
@@ -172,11 +148,9 @@ class StallWatch:
 
     @property
     def _silent_s(self) -> float:
-        """Time for which both ports have been silent."""
         return min(self._status.silent_s, self._serving.silent_s)
 
     def _count_throttling(self, sample: Sample) -> None:
-        """Count how often the kernel throttled the engine since its last progress or answer."""
         now, before = sample.host.cgroup_throttled, self._throttled
         if self._frozen_s <= 0.0 and self._silent_s <= 0.0:
             self._throttled_since = 0
@@ -219,9 +193,7 @@ class StallWatch:
     def _have_clients_given_up(self) -> bool:
         """Report whether all clients gave up during a long pause, and may soon retry.
 
-        Clients and proxies often time out sooner than the engine. The pause then continues, without
-        the time in which no request is in flight. The result is False once no request has come for
-        as long as the pause.
+        The result is False once no request has come for as long as the pause.
         """
         return self._frozen_s >= LONG_PAUSE_S and self._unused_s < self._frozen_s
 
@@ -237,10 +209,6 @@ class StallWatch:
         self._demand = PauseDemand(max(self._demand.inflight, inflight), tokens)
 
     def _update_cpu_time(self, sample: Sample) -> None:
-        """Update the processor time of the pause.
-
-        It is unknown if a sample lacks it, or if it decreased because a process has ended.
-        """
         now, since = sample.host.cpu_s, self._cpu_s
         if now is None or since is None or now < since:
             self._cpu_spent = None
@@ -268,7 +236,6 @@ class StallWatch:
         return self._find_frontend_stall()
 
     def _find_frontend_stall(self) -> Suspicion | None:
-        """Return the suspicion of a frontend that does not answer; None if there is none."""
         latest = self.timeout_s * FRONTEND_TIMEOUT_FACTOR
         least, port = min(MIN_SILENCE_S, latest), self._serving
         if self._is_alone and port.is_known and self._status.silent_s <= 0.0:
@@ -308,10 +275,7 @@ class StallWatch:
 
 
 def _count_requests_needing_step(load: SampleLoad) -> int | None:
-    """Return the number of requests in flight that need a step of the engine; None if unknown.
-
-    Requests that wait for a grammar or for another engine's KV blocks do not count.
-    """
+    """Return how many requests wait for no grammar and no other engine's blocks, if known."""
     inflight = count_inflight(load)
     if inflight is None:
         return None

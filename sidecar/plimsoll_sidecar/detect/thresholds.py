@@ -1,9 +1,7 @@
 """Thresholds that decide whether growth is suspected, and whether it is confirmed as a leak.
 
-They were chosen on the training recordings of real engines and on generated series of the leak lab
-(``research/leaklab``), unless a docstring names another source. The series came from the
-development split, and from test splits that had already been seen. ``python -m bench.sensitivity``
-varies each threshold. The weights of evidence (``odds.WEIGHTS``) are fitted instead.
+They were chosen on training recordings of real engines, and on series of the leak lab's development
+split and of test splits that had been seen. A docstring names any other source.
 """
 
 from __future__ import annotations
@@ -16,24 +14,22 @@ class Thresholds:
     """Shares of the leak budget and times in seconds, unless a docstring says otherwise."""
 
     early_share: float = 0.06
-    """Minimum share at which growth is suspected if it would exhaust its budget soon, or has lasted
-    long. It is 31 MiB of 512 MiB. The trend itself must have contributed half of it."""
+    """Minimum share of growth that would exhaust its budget soon, or has lasted long. The trend
+    itself must have contributed half of it."""
     suspect_share: float = 0.25
     """Minimum share at which any other growth is suspected."""
     soon_s: float = 150.0
-    """Time to exhaustion that counts as soon, because drain, restart and warm-up of an engine take
-    minutes."""
+    """Time to exhaustion that counts as soon: drain, restart and warm-up take minutes."""
     slow_s: float = 1200.0
-    """Duration from which a trend is slow. A slow trend is suspected from ``early_share`` on if it
-    would exhaust its budget within the window."""
+    """Duration from which a trend is slow, and suspected from ``early_share`` on if its budget
+    would not outlast the window."""
     tau: float = 0.8
     """Minimum Kendall's tau of a trend. Two equal steps reach 0.70 and three 0.79. With 8 points, a
     chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
     odds: float = 99.0
-    """Odds that confirm a leak ``odds_left_s`` before a budget for a day is exhausted: 99 of 100
-    such decisions are right."""
+    """Odds that confirm a leak ``odds_left_s`` before a budget for a day is exhausted."""
     odds_left_s: float = 1800.0
-    """Time to exhaustion at which ``odds`` apply. An on-call engineer can respond in half an
+    """Time to exhaustion at which ``odds`` apply: an on-call engineer can respond in half an
     hour."""
     patience: float = 0.75
     """Exponent of the remaining time in the required odds: 8 to 1 with a minute left, 1,800 to 1
