@@ -45,15 +45,15 @@ OperationId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
 ]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""Bytes or a count. The maximum, nine petabytes, exceeds any machine, and sums fit into 64 bits."""
+"""Bytes or a count; the maximum, nine petabytes, exceeds any machine, and sums fit into 64 bits."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Epoch(msgspec.Struct, frozen=True, order=True):
-    """Period between two starts of an engine's worker.
+    """Period between two starts of an engine's worker, as ``BOOT_ID:NUMBER``.
 
     Each start of the engine process has a random ``boot_id``. ``number`` counts the workers that
-    this process has started. The text form is ``BOOT_ID:NUMBER``.
+    this process has started.
     """
 
     boot_id: str
@@ -75,7 +75,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
 
 
 class EngineState(OpenEnum):
-    """State of an engine. A warming, serving or restarting engine accepts new requests."""
+    """State of an engine; a warming, serving or restarting engine accepts new requests."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -89,7 +89,7 @@ class EngineState(OpenEnum):
 
 
 class Capability(OpenEnum):
-    """Action that an engine supports. The supervisor skips all other actions."""
+    """Action that an engine supports; the supervisor skips all other actions."""
 
     TRIM = "trim"
     DRAIN = "drain"
@@ -102,7 +102,7 @@ class Capability(OpenEnum):
 
 
 STANDBY_PROCESS_NAME = "standby"
-"""Value of :attr:`ProcessMemory.name` for the process of a standby worker."""
+"""Value of :attr:`ProcessMemory.name` for a standby worker."""
 
 
 class Role(OpenEnum):
@@ -134,8 +134,8 @@ class Diagnostic(StrEnum):
 class LedgerEntry(msgspec.Struct, omit_defaults=True):
     """Memory that one owner in the engine declares.
 
-    ``bytes`` is the current size, and ``bound`` the largest size that it can ever have; null if
-    unknown. ``process`` is the role of the process that holds the memory.
+    ``bound`` is the largest size that it can ever have; null if unknown. ``process`` is the role of
+    the process that holds the memory.
     """
 
     owner: str
@@ -200,8 +200,8 @@ class ProcessNames(msgspec.Struct, frozen=True, omit_defaults=True):
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
     """Memory of an accelerator as the engine reports it.
 
-    ``used`` and ``total`` come from ``cudaMemGetInfo`` and cover the whole device.
-    ``torch_allocated`` and ``torch_reserved`` cover only the worker's allocator.
+    ``used`` and ``total`` cover the whole device, and ``torch_allocated`` and ``torch_reserved``
+    only the worker's allocator.
     """
 
     index: Number
@@ -274,7 +274,7 @@ class StandbyState(OpenEnum):
 
 
 class StandbyStatus(msgspec.Struct, omit_defaults=True):
-    """Status of the standby worker. ``error`` says why a requested standby worker is absent."""
+    """Status of the standby worker; ``error`` says why a requested standby worker is absent."""
 
     state: StandbyState
     error: str | None = None
@@ -325,7 +325,7 @@ class AuditFinding(msgspec.Struct):
 
 
 class Audit(msgspec.Struct):
-    """Result of an audit of all ledgers. The audit of an ``idle`` engine is stricter."""
+    """Result of an audit of all ledgers, which is stricter for an ``idle`` engine."""
 
     epoch: str
     idle: bool
@@ -348,12 +348,8 @@ class DrainMode(StrEnum):
     ABORT = "abort"
 
 
+# An engine in another epoch than ``expected_epoch`` rejects the request (409).
 class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Base class of requests.
-
-    An engine in another epoch than ``expected_epoch`` rejects the request (409).
-    """
-
     operation_id: OperationId
     expected_epoch: str
 
@@ -378,9 +374,8 @@ class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 class RestartRequest(_Request, kw_only=True):
     """Restart the worker, or end the engine process so that its container restarts.
 
-    Running requests continue in the next epoch if ``scope`` is ``worker`` and ``carry`` is true.
-    If ``scope`` is ``engine``, they are aborted after ``deadline_s``. If ``keep_weights`` is false,
-    the weights are loaded from the checkpoint again.
+    Running requests continue in the next epoch if ``scope`` is ``worker`` and ``carry`` is true. If
+    ``keep_weights`` is false, the weights are loaded from the checkpoint again.
     """
 
     scope: Scope = Scope.WORKER
@@ -396,11 +391,10 @@ class ShutdownRequest(_Request, kw_only=True):
 
 
 class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Request a standby worker for the next ``lease_s`` seconds.
+    """Request a standby worker for the next ``lease_s`` seconds; 0 stops it at once.
 
-    Another request renews this lease, and ``lease_s: 0`` stops the standby worker at once. The
-    lease ends with the epoch. An engine without :attr:`Capability.STANDBY` rejects the request
-    (409).
+    Another request renews this lease, which ends with the epoch. An engine without
+    :attr:`Capability.STANDBY` rejects the request (409).
     """
 
     expected_epoch: str
@@ -408,7 +402,7 @@ class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class OperationState(OpenEnum):
-    """State of an operation. Succeeded and failed are final."""
+    """State of an operation; succeeded and failed are final."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"

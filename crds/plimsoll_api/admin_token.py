@@ -14,7 +14,7 @@ from plimsoll_api.names import TOKEN_FILE
 def write_token(run_dir: str) -> bool:
     """Write a random token with mode 0600, unless a token exists. Return whether it was written.
 
-    If two processes do this at the same time, both use the same token. Raises OSError.
+    Concurrent calls agree on one token. Raises OSError.
     """
     path = os.path.join(run_dir, TOKEN_FILE)
     if os.path.exists(path):

@@ -1,7 +1,6 @@
 """The detector's output after each sample.
 
-Each :class:`Assessment` contains all current suspicions. The detector does not know about
-incidents; the governor opens and ends them.
+The detector does not know about incidents; the governor opens and ends them.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def format_suspicions(suspicions: Iterable[Suspicion]) -> list[str]:
 
 
 def format_slow_leaks(slow: Mapping[str, SlowGrowth]) -> list[str]:
-    """Return a human-readable description of each slow leak. ``slow`` is by kind of memory."""
+    """Return a human-readable description of each slow leak; ``slow`` is by kind of memory."""
     return [
         format_slow_leak(memory, one.segment, one.bytes_per_s, one.limit_s)
         for memory, one in sorted(slow.items())
@@ -137,7 +136,7 @@ def format_slow_leak(
 ) -> str:
     """Return a human-readable description of a slow leak of host or device memory.
 
-    The rate is rounded to two significant digits, so that a status with this text seldom changes.
+    The rate has two significant digits, so that a status with this text seldom changes.
     """
     mib = max(bytes_per_s * 3600 / (1 << 20), 0.01)
     rate = format_bytes(round(mib, 1 - math.floor(math.log10(mib))) * (1 << 20))

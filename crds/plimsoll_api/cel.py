@@ -8,10 +8,7 @@ Rule = dict[str, str]
 
 
 def make_rule(expression: str, message: str, **extra_keys: str) -> Rule:
-    """Return a CEL rule. ``message`` names the field and says what to write.
-
-    ``extra_keys`` are further keys of the rule, such as ``fieldPath``.
-    """
+    """Return a CEL rule; ``message`` names the field and says what to write."""
     return {"rule": expression, "message": message, **extra_keys}
 
 

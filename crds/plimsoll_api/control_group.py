@@ -1,4 +1,4 @@
-"""Find the control group that accounts for a process's memory. No I/O."""
+"""Find the control group that accounts for a process's memory, without I/O."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ class MemoryGroup(NamedTuple):
 
 
 def parse_memory_group(listing: str) -> MemoryGroup | None:
-    """Return the process's memory control group; None if there is none.
-
-    ``listing`` is the content of ``/proc/PID/cgroup``.
-    """
+    """Return the memory control group in the content of ``/proc/PID/cgroup``, or None."""
     unified: MemoryGroup | None = None
     for line in listing.split("\n"):
         _, _, rest = line.partition(":")

@@ -1,8 +1,4 @@
-"""Decode untrusted JSON with one function, one exception and a maximum depth.
-
-Engines, other pods, files in shared volumes and the API server all send JSON. msgspec raises three
-unrelated exceptions for invalid input, and a caller that misses one would crash the process.
-"""
+"""Decode untrusted JSON with one function, one exception and a maximum depth."""
 
 from __future__ import annotations
 
@@ -16,12 +12,11 @@ import msgspec
 _T = TypeVar("_T")
 
 MAX_DEPTH = 64
-"""Maximum nesting of arrays and objects. The documents of Plimsoll and Kubernetes have fewer than
-20 levels. Beyond a few hundred levels, the decoder could overflow the thread's stack."""
+"""Maximum nesting of arrays and objects. The documents of Plimsoll and Kubernetes have fewer
+than 20 levels."""
 
 MAX_DECODE_ERROR_CHARS = 500
-"""Maximum length of an error message in characters. The message quotes the unexpected value, which
-may have megabytes."""
+"""Maximum length of an error message, which quotes the unexpected value."""
 
 _BRACKETS, _STEPS = b"[{]}", bytes((1, 1, 255, 255))
 _DEPTH_STEPS = bytes.maketrans(_BRACKETS, _STEPS)
@@ -30,13 +25,12 @@ _PIECE_BYTES = 1 << 16
 
 
 class MalformedError(ValueError):
-    """Raised for data that is not JSON of the expected type. The message says why."""
+    """Raised for data that is not JSON of the expected type; the message says why."""
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
-"""Lock for the creation of decoders. msgspec crashes if two threads inspect the same type at the
-same time."""
+"""Lock for the creation of decoders; msgspec crashes if two threads inspect the same type."""
 
 
 @overload
@@ -60,7 +54,7 @@ def decode(data: bytes, kind: Any) -> Any:
 def is_nested_deeper(data: bytes, limit: int) -> bool:
     """Report whether arrays and objects are nested more than ``limit`` levels deep.
 
-    If ``data`` is not JSON, the result has no meaning. The time is linear in the size of ``data``.
+    If ``data`` is not JSON, the result has no meaning.
     """
     if data.count(b"[") + data.count(b"{") <= limit:
         return False

@@ -25,7 +25,7 @@ _KNOWN_TYPES = (EngineType.PLIMSOLL, EngineType.VLLM, EngineType.SGLANG)
 
 
 class ReservedFlag(NamedTuple):
-    """Flag that ``engine.args`` must not set. ``alternative`` says what to do instead."""
+    """Flag that ``engine.args`` must not set; ``alternative`` says what to do instead."""
 
     flag: str
     types: tuple[EngineType, ...]
@@ -42,9 +42,7 @@ RESERVED_FLAGS = (
     ReservedFlag("--startup-timeout", _PLIMSOLL_ONLY, "set engine.startupTimeout"),
     ReservedFlag(API_KEYS_FLAG, _PLIMSOLL_ONLY, "engine.apiKeySecretRef sets it"),
 )
-"""Flags that the operator sets. In ``engine.args``, they would override the operator's values, and
-probes, the Service and the supervisor would use wrong addresses. :data:`API_KEYS_FLAG` is reserved
-only if ``apiKeySecretRef`` is set."""
+"""Flags that the operator sets; :data:`API_KEYS_FLAG` is reserved only with ``apiKeySecretRef``."""
 
 
 TLS_FLAG = "--ssl-certfile"
@@ -58,8 +56,8 @@ def find_url_scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "
     return "https" if external and any(pattern.match(one) for one in args) else "http"
 
 
+# For RE2 and Python. The flag may have dashes or underscores.
 def _make_flag_pattern(flag: str) -> str:
-    """Return a pattern, for RE2 and Python, that matches ``flag`` with dashes or underscores."""
     return f"^--{flag.removeprefix('--').replace('-', '[-_]')}(=|$)"
 
 
@@ -70,10 +68,7 @@ def _format_refused_flag(reserved: ReservedFlag) -> str:
 def explain_refused_args(
     type_: EngineType, args: Sequence[str], has_api_key_secret: bool
 ) -> str | None:
-    """Return why ``args`` are not allowed for an engine of this type; None if they are allowed.
-
-    ``has_api_key_secret`` is whether ``apiKeySecretRef`` is set.
-    """
+    """Return why ``args`` are not allowed for an engine of this type; None if they are allowed."""
     for one in RESERVED_FLAGS:
         if type_ in one.types and (has_api_key_secret or one.flag != API_KEYS_FLAG):
             pattern = re.compile(_make_flag_pattern(one.flag).replace("$", r"\Z"))

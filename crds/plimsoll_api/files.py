@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 
 def open_regular_file(path: Path) -> BinaryIO | None:
-    """Open a regular file for reading. Return None for another kind of file. Raises OSError.
+    """Open a regular file for reading; return None for another kind of file. Raises OSError.
 
-    This is safe if another process replaces the file: a symbolic link is not followed, and a pipe
-    does not block.
+    Another process may replace the file: a symbolic link is not followed, and a pipe does not
+    block.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -13,16 +13,11 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class FleetRow:
-    """Summary of one service or policy. Unknown values are None.
+    """Summary of one service or policy; unknown values are None.
 
-    Attributes:
-        ready: The number of ready replicas of a service, or of supervised pods of a policy.
-        replicas: The number of desired replicas of a service, or of selected pods of a policy.
-        host, device: The consumed share of the leak budget in the worst pod, in percent.
-        worst: The name of this pod.
-        drained: The number of pods that a person took out of service.
-        roles: The roles of a policy's pods in disaggregated or multi-node serving.
-
+    For a policy, ``ready`` counts supervised pods, and ``replicas`` selected pods. ``host`` and
+    ``device`` are the consumed shares of the leak budget in the pod ``worst``, in percent.
+    ``drained`` counts pods that a person took out of service.
     """
 
     kind: str
@@ -59,7 +54,7 @@ class FleetRow:
 
 
 def make_service_row(item: Object) -> FleetRow:
-    """Return the row of an InferenceService. Values that its status lacks are None or empty."""
+    """Return the row of an InferenceService; values that its status lacks are None or empty."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -81,7 +76,7 @@ def make_service_row(item: Object) -> FleetRow:
 
 
 def make_policy_row(item: Object) -> FleetRow:
-    """Return the row of a SupervisionPolicy. Its number of restarts is always unknown."""
+    """Return the row of a SupervisionPolicy; its number of restarts is always unknown."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -110,14 +105,13 @@ def sort_rows_worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
     return sorted(rows, key=lambda row: (-row.incidents, -(row.consumed_percent or -1), row.key))
 
 
+# As ``Drained(COUNT)``; empty if no pod is drained or the number is unknown.
 def _format_drained_state(status: Object) -> str:
-    """Return the state ``Drained(COUNT)``; empty if no pod is drained or the number is unknown."""
     count = int(status.get("drained") or 0)
     return f"Drained({count})" if count else ""
 
 
 def _find_service_state(conditions: list[Object]) -> str:
-    """Return ``Ready``, or the most important problem of a service."""
     true = {one.get("type") for one in conditions if one.get("status") == "True"}
     if "RestartBudgetExhausted" in true:
         return "RestartBudgetExhausted"
@@ -129,8 +123,8 @@ def _find_service_state(conditions: list[Object]) -> str:
     return _find_reported_problem(conditions) or "Ready"
 
 
+# Without a problem, the reason of the condition ``Ready``.
 def _find_policy_state(conditions: list[Object]) -> str:
-    """Return the most important problem of a policy, or the reason of its condition ``Ready``."""
     found = {one.get("type"): one for one in conditions}
     if (found.get("Conflicting") or {}).get("status") == "True":
         return "Conflicting"
@@ -139,7 +133,6 @@ def _find_policy_state(conditions: list[Object]) -> str:
 
 
 def _find_reported_problem(conditions: list[Object]) -> str:
-    """Return the most important problem that supervisors report; empty if there is none."""
     found = {one.get("type"): one for one in conditions}
     for alarm in ("MemoryNearLimit", "SlowLeak"):
         if (found.get(alarm) or {}).get("status") == "True":

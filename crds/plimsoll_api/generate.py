@@ -1,8 +1,7 @@
 """Generate crds/*.yaml from the models: ``python -m plimsoll_api.generate [--check]``.
 
 A CRD's schema must be structural: it has no references and no ``oneOf``, and every property has a
-type. This module converts the JSON schemas of pydantic models, and keeps keys that a model adds
-(CEL rules, list types). :mod:`plimsoll_api.structural` makes the schemas of msgspec structs.
+type. :mod:`plimsoll_api.structural` makes the schemas of msgspec structs.
 """
 
 from __future__ import annotations
@@ -68,12 +67,9 @@ def _make_structural(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, An
     return out
 
 
+# An object that is never null gets the default ``{}``, so that the defaults of its fields apply
+# even if a manifest omits the object.
 def _make_property(node: dict[str, Any], required: bool, defs: dict[str, Any]) -> dict[str, Any]:
-    """Convert the schema of a property for the API server.
-
-    An object that is never null gets the default ``{}``, so that the defaults of its fields apply
-    even if a manifest omits the object.
-    """
     out = _make_structural(node, defs)
     always_there = "anyOf" not in node and not required and "default" not in out
     if always_there and out.get("type") == "object" and "properties" in out:
@@ -224,9 +220,8 @@ def make_leak_incident_crd() -> dict[str, Any]:
     )
 
 
+# Without aliases, the files are easier to read.
 class _Dumper(yaml.SafeDumper):
-    """YAML dumper without aliases, so that the files are easy to read."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -245,7 +240,7 @@ def generate_files() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files. With ``--check``, print differences and return 1 if there are any."""
+    """Write the files; with ``--check``, print differences and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="plimsoll_api.generate", description=__doc__)
     parser.add_argument(
         "--check",

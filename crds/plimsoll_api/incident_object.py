@@ -42,14 +42,13 @@ from plimsoll_api.times import format_rfc3339
 Object = dict[str, Any]
 
 POD_PREFIX_CHARS = 250
-"""Maximum number of characters of a pod's name in an incident's name, which may have at most 253
-characters."""
+"""Maximum length of a pod's name in an incident's name, which may have at most 253 characters."""
 
 
 def list_object_names(incident: IncidentRecord, pod: str) -> list[str]:
     """Return the possible names of the incident's LeakIncident, preferred name first.
 
-    The incidents of a pod share a small set of names. This limits the number of objects.
+    A small set of names for each pod limits the number of objects.
     """
     first = int(hashlib.sha256(incident.name.encode()).hexdigest()[:8], 16)
     return [
@@ -89,10 +88,7 @@ def _make_workload(service: ServiceRef, pod: str) -> IncidentWorkload:
 def make_conditions(
     phase: str, outcome: str | None, opened_at: str, ended_at: str | None, generation: int = 1
 ) -> list[IncidentCondition]:
-    """Return the conditions ``Reconciling`` and ``Resolved`` of an incident.
-
-    They change at most once, when the incident ends.
-    """
+    """Return the conditions ``Reconciling`` and ``Resolved``, which change when it ends."""
     ended, resolved = phase in ENDED_PHASES, phase == IncidentPhase.RESOLVED
     end, reason = ended_at or opened_at, (outcome or phase) if ended else phase
     return [
@@ -116,8 +112,7 @@ def make_status(
 ) -> LeakIncidentStatus:
     """Return the status of the incident's object, truncated to the limits of the CRD.
 
-    ``revision`` counts the writes of the status. ``generation`` is the generation of the object's
-    spec.
+    ``revision`` counts the writes of the status.
     """
     attribution, texts = incident.attribution, _TextBudget()
     ended_at = format_rfc3339(incident.ended_at) if incident.ended_at else None
@@ -160,7 +155,7 @@ def make_status(
 def make_path(namespace: str, name: str, subresource: str = "") -> str:
     """Return the URL path of a LeakIncident or of its subresource.
 
-    An empty ``name`` gives the path of the list.
+    Without ``name``, it is the path of the list.
     """
     parts = ["/apis", API_VERSION, "namespaces", namespace, INCIDENT_PLURAL, name, subresource]
     return "/".join(filter(None, parts))
@@ -207,14 +202,13 @@ def _make_labels(service: ServiceRef) -> dict[str, str]:
     return labels | ({POLICY_LABEL: service.name} if service.kind == POLICY_KIND else {})
 
 
+# Limits each text of a status, and all texts together.
 class _TextBudget:
-    """Limit on the number of characters in a status, for each text and for all texts together."""
-
     def __init__(self) -> None:
         self._left = MAX_TOTAL_TEXT_CHARS
 
+    # An ellipsis marks the cut.
     def truncate(self, text: str) -> str:
-        """Return ``text`` truncated to the remaining characters. An ellipsis marks the cut."""
         room = min(MAX_INCIDENT_TEXT_CHARS, self._left)
         kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
         self._left -= len(kept)

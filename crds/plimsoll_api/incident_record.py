@@ -13,15 +13,15 @@ from plimsoll_api.open_enum import OpenEnum
 from plimsoll_api.supervision import Action
 
 JOURNAL_FILE = "journal.sqlite"
-"""Name of the supervisor's journal, a SQLite database in its state directory. Each row of the table
-``incidents`` contains an :class:`IncidentRecord` as JSON in the column ``body``."""
+"""Name of the supervisor's journal, a SQLite database, whose table ``incidents`` has an
+:class:`IncidentRecord` as JSON in the column ``body`` of each row."""
 
 
 class Reason(OpenEnum):
     """Outcome of an incident (``status.outcome`` of a LeakIncident).
 
-    ``LadderExhausted`` means that all allowed and supported actions have been tried.
-    ``PartlyReturned`` means that a restart freed only a part of the growth.
+    ``LadderExhausted``: all allowed and supported actions have been tried. ``PartlyReturned``: a
+    restart freed only a part of the growth.
     """
 
     CLEARED = "Cleared"
@@ -49,8 +49,8 @@ class Reason(OpenEnum):
 class StepOutcome(OpenEnum):
     """Outcome of a step.
 
-    ``Begun`` is written before an action is sent, and replaced when the action has ended. If the
-    newest step of an open incident is ``Requested``, the operator must carry out its action.
+    ``Begun`` is written before an action is sent, and replaced when the action has ended. The
+    operator must carry out an action that is ``Requested`` in the newest step of an open incident.
     """
 
     BEGUN = "Begun"

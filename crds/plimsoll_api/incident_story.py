@@ -1,7 +1,7 @@
 """Facts about an incident in display order: what grew, which budget, what was done, the outcome.
 
-A supervisor's record and a LeakIncident are both converted to a :class:`Story`. ``plimsoll
-explain``, lists, the live view, the page, Events and the log only format it.
+A supervisor's record and a LeakIncident are both converted to a :class:`Story`, which the program's
+views only format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUDGETED_KINDS = frozenset(
 
 
 class StoryStep(NamedTuple):
-    """Step of an incident, and its result. ``at`` is in Unix seconds; unknown bytes are None."""
+    """Step of an incident; ``at`` is in Unix seconds, and unknown bytes are None."""
 
     at: float
     name: str
@@ -39,10 +39,7 @@ class StoryStep(NamedTuple):
 
     @property
     def memory_change(self) -> str:
-        """Memory before and after the step, such as ``1.2 GiB -> 310 MiB (890 MiB back)``.
-
-        Empty if both sizes are unknown.
-        """
+        """Memory before and after the step, such as ``1.2 GiB -> 310 MiB (890 MiB back)``."""
         before, after = self.before_bytes, self.after_bytes
         if before is None and after is None:
             return ""
@@ -58,7 +55,7 @@ class StoryStep(NamedTuple):
 
 
 class Story(NamedTuple):
-    """Facts about an incident in display order. Times are in Unix seconds.
+    """Facts about an incident in display order; times are in Unix seconds.
 
     ``spent_percent`` is None for a kind without a leak budget. ``outcome`` and ``ended_at`` are
     None while the incident is open.
@@ -139,11 +136,7 @@ class Story(NamedTuple):
 
 
 def make_object_story(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
-    """Return the story of a LeakIncident.
-
-    An object without a status counts as an open incident, because a supervisor creates the object
-    before it writes the status.
-    """
+    """Return the story of a LeakIncident; without a status, the incident is open."""
     opened = parse_rfc3339_or_none(spec.opened_at) or 0.0
     return Story(
         name=name,

@@ -27,7 +27,7 @@ OPERATOR_ONLY_KINDS = frozenset({IncidentKind.CRASH_LOOP})
 
 
 class IncidentPhase(OpenEnum):
-    """Phase of an incident. Resolved, Unresolved and Suppressed are final."""
+    """Phase of an incident; Resolved, Unresolved and Suppressed are final."""
 
     OPEN = "Open"
     TRIMMING = "Trimming"

@@ -1,7 +1,7 @@
 """Spec of InferenceService, a supervised inference engine.
 
-The CRD is generated from these models (:mod:`plimsoll_api.generate`). The models apply the same
-rules as the CRD, so local mode accepts the same manifests as the API server.
+The CRD is generated from these models (:mod:`plimsoll_api.generate`), which apply the same rules,
+so local mode accepts the same manifests as the API server.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from plimsoll_api.supervision import GATE_MESSAGE, SCOPE_MESSAGE, SlotScope, Sup
 from plimsoll_api.units import format_bytes, parse_bytes
 
 MAX_NAME_CHARS = 50
-"""Maximum length of a name. The names of owned objects add up to 13 characters, and are used as
-label values, which have at most 63 characters."""
+"""Maximum length of a name; the names of owned objects add up to 13 characters."""
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 

@@ -11,7 +11,7 @@ from plimsoll_api.schema import ResourceModel
 
 
 class ConditionType(StrEnum):
-    """Conditions of an InferenceService. ``Ready`` summarizes the others, as kstatus expects."""
+    """Conditions of an InferenceService; ``Ready`` summarizes the others, as kstatus expects."""
 
     READY = "Ready"
     ENGINE_READY = "EngineReady"

@@ -31,12 +31,9 @@ LABELS_MESSAGE = "matchLabels must have valid label keys, and values of at most 
 _SUBDOMAIN_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
+# KEY_PATTERN also matches prefixes such as ``a..b``. With such a prefix in one policy, the API
+# server would reject the webhooks of all policies.
 def _check_subdomain(key: str) -> str:
-    """Return ``key``. Raises ValueError if its prefix is not a DNS subdomain.
-
-    :data:`KEY_PATTERN` also matches prefixes such as ``a..b``. With such a prefix in one policy,
-    the API server would reject the webhooks of all policies.
-    """
     prefix, slash, _ = key.rpartition("/")
     if slash and not _SUBDOMAIN_PATTERN.fullmatch(prefix):
         raise ValueError(

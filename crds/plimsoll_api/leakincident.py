@@ -1,12 +1,8 @@
 """LeakIncident: a leak or stall, and the actions taken, written by the replica's supervisor.
 
-Times are in RFC 3339, sizes in bytes. The supervisor writes these structs, the command line reads
-them, and the CRD is generated from them.
-
-Any client with the token of a supervised pod may write LeakIncidents. The schema and
-``config/admission-policy.yaml`` therefore limit names, texts, lists, the object's size and the
-number of writes. A pod has at most :data:`MAX_INCIDENTS_PER_POD` incidents of about 16 KiB each. An
-incident is written at most 1 + :data:`MAX_STATUS_WRITES` times.
+Times are in RFC 3339, sizes in bytes. Any client with the token of a supervised pod may write
+LeakIncidents, so the schema and ``config/admission-policy.yaml`` limit names, texts, lists, the
+object's size and the number of writes.
 """
 
 from __future__ import annotations
@@ -21,15 +17,13 @@ from plimsoll_api.manifest import describe_field
 from plimsoll_api.roles import PodRole
 
 MAX_INCIDENTS_PER_POD = 20
-"""Maximum number of incidents per pod. The names of a pod's incidents end with different numbers
-below this value."""
+"""Maximum number of incidents per pod, whose names end with different numbers below this value."""
 MAX_STATUS_WRITES = 100
 """Maximum number of times that a supervisor writes the status of an incident."""
 MAX_INCIDENT_TEXT_CHARS = 400
 MAX_TEXTS_PER_LIST = 12
 MAX_STATUS_STEPS = 24
 MAX_TOTAL_TEXT_CHARS = 4096
-"""Maximum total length of all texts of a status in characters."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Word = Annotated[str, msgspec.Meta(max_length=63)]
@@ -210,11 +204,8 @@ class IncidentCondition(msgspec.Struct, rename="camel", omit_defaults=True):
     ] = None
 
 
+# If ``field`` is set, each item is an object that contains its text in this field.
 def _make_length_expression(texts: str, field: str = "") -> str:
-    """Return a CEL expression for the total length of the texts in the list ``texts``.
-
-    If ``field`` is set, each item is an object that contains its text in this field.
-    """
     one = f"has(x.{field}) ? size(x.{field}) : 0" if field else "size(x)"
     return f"(has({texts}) ? {texts}.map(x, {one}).sum() : 0)"
 

@@ -1,8 +1,7 @@
 """Observed memory growth of a workload's replicas, which outlives their pods.
 
-Supervisors observe the growth and report it in their metrics. The operator stores it in the
-ConfigMap with the supervisors' configuration, so that the supervisors of new pods start with it.
-The values come from pods, so they are limited, and a file that exceeds a limit is ignored.
+Supervisors observe the growth, and the operator stores it in the ConfigMap with their
+configuration. The values come from pods, so a file that exceeds a limit is ignored.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ LEARNED_FILE = "learned.json"
 MAX_LEARNED_WORKLOADS = 100
 """Maximum number of workloads in a file."""
 MAX_LEARNED_BYTES = 128 << 10
-"""Maximum size of a file. A workload takes 300 bytes, or 700 with the longest possible names."""
+"""Maximum size of a file; a workload takes 300 bytes, or 700 with the longest possible names."""
 LEARNED_WINDOWS_H = (1, 6, 24)
 """Windows in hours over which growth is measured."""
 MAX_OBSERVED_S = 14 * 86400
-"""Maximum observation time in seconds: two weeks, so that each weekday occurs twice."""
+"""Maximum observation time: two weeks, so that each weekday occurs twice."""
 MAX_OBSERVED_H = MAX_OBSERVED_S // 3600
-"""Maximum observation time in hours."""
 MAX_DAILY_RISE_FACTOR, MAX_DAILY_FALL_FACTOR = 1.25, 0.9
-"""Factors by which a learned budget may rise or fall within a day. It falls slowly, so that a busy
-week after a quiet week causes no alarm."""
+"""Factors by which a learned budget may rise or fall within a day; it falls slowly, so that a
+busy week after a quiet week causes no alarm."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPORTED_BYTES)]
 
@@ -54,8 +52,7 @@ class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
 class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     """Learned memory of a workload's newest revision.
 
-    ``workload`` is empty for the replicas of a service. ``at`` is the time of the last change, in
-    hours since 1970.
+    ``workload`` is empty for the replicas of a service. ``at`` is in hours since 1970.
     """
 
     workload: Annotated[str, msgspec.Meta(max_length=317)]
@@ -84,9 +81,9 @@ def encode_learned_workloads(workloads: Sequence[LearnedWorkload]) -> bytes:
 
 
 def compute_stepped_budget(current: int, target: int, days: float) -> int:
-    """Return the budget in bytes after ``days`` in which it changes from ``current`` to ``target``.
+    """Return the budget after ``days`` in which it changes from ``current`` to ``target``.
 
-    The change is limited by :data:`MAX_DAILY_RISE_FACTOR` and :data:`MAX_DAILY_FALL_FACTOR`.
+    The factors :data:`MAX_DAILY_RISE_FACTOR` and :data:`MAX_DAILY_FALL_FACTOR` limit the change.
     """
     days = min(days, 365.0)
     most = math.ceil(current * math.pow(MAX_DAILY_RISE_FACTOR, days))

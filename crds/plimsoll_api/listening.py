@@ -1,8 +1,7 @@
 """Sockets that accept both IPv4 and IPv6 connections.
 
-The kubelet and Prometheus connect to a pod over the cluster's IP family. In an IPv6-only cluster, a
-socket on ``0.0.0.0`` is unreachable. This module has few imports, because the supervisor's launcher
-uses it.
+In an IPv6-only cluster, a socket on ``0.0.0.0`` is unreachable. This module has few imports,
+because the supervisor's launcher uses it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _NO_IPV6_ERRORS = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPRO
 def bind_socket(host: str, port: int) -> socket.socket:
     """Return a TCP socket that is bound to ``host`` and ``port``, but does not listen yet.
 
-    For :data:`ALL_ADDRESSES`, the socket accepts IPv6 and IPv4, or only IPv4 if there is no IPv6.
-    Raises OSError, or OverflowError for an invalid port.
+    For :data:`ALL_ADDRESSES`, it accepts IPv6 and IPv4. Raises OSError, or OverflowError for an
+    invalid port.
     """
     if host == ALL_ADDRESSES:
         try:

@@ -37,7 +37,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str = "INFO", libraries: Mapping[str, str] | None = None) -> None:
-    """Configure the root logger to write JSON. ``libraries`` are log levels by logger name."""
+    """Configure the root logger to write JSON; ``libraries`` are log levels by logger name."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -14,7 +14,7 @@ from plimsoll_api.units import DAY_S
 
 
 class Weekday(StrEnum):
-    """Day of the week. The first member, Monday, has the number 0."""
+    """Day of the week; Monday, the first member, has the number 0."""
 
     MONDAY = "Monday"
     TUESDAY = "Tuesday"
@@ -83,9 +83,8 @@ WEEKDAYS_FORM = FieldForm(
 class MaintenanceWindow(msgspec.Struct, frozen=True):
     """Time for restarts that can wait.
 
-    The window opens ``start_s`` seconds after midnight UTC, and stays open for ``duration_s``
-    seconds. It opens on ``days``, which are numbers from 0 for Monday, or every day if ``days`` is
-    empty.
+    The window opens ``start_s`` seconds after midnight UTC on ``days``, which are numbers from 0
+    for Monday; without ``days``, it opens every day.
     """
 
     start_s: Annotated[

@@ -1,9 +1,8 @@
 """Convert manifests to msgspec structs.
 
 A struct contains parsed values: bytes and seconds as numbers. :func:`describe_field` annotates each
-field with its form in a manifest: its name, its notation (such as ``512Mi`` or ``24h``), its
-description and its CEL rules. Both the CRD's schema (:mod:`plimsoll_api.structural`) and the parser
-(:func:`parse_manifest`) are derived from these annotations.
+field with its form in a manifest, from which both the CRD's schema (:mod:`plimsoll_api.structural`)
+and the parser (:func:`parse_manifest`) are derived.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ Path = tuple[int | str, ...]
 class FieldForm(NamedTuple):
     """Notation of a field's value in a manifest.
 
-    ``read`` converts a manifest's value to the struct's value, or raises ValueError. ``write``
-    converts the struct's default value to a manifest's value. ``schema`` is the structural schema
-    of a manifest's value.
+    ``read`` converts it to the struct's value, or raises ValueError. ``write`` converts the
+    struct's default value back. ``schema`` is its structural schema.
     """
 
     read: Callable[[Any], Any]
@@ -56,7 +54,7 @@ class FieldForm(NamedTuple):
 def convert_to_text(value: Any) -> str:
     """Return a string or an integer as a string. Raises ValueError for other types.
 
-    Integers are accepted, because YAML parses a quantity such as ``4096`` as an integer.
+    YAML parses a quantity such as ``4096`` as an integer.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("must be a string")
@@ -96,8 +94,8 @@ def _read_positive_seconds(value: Any) -> float:
 
 POSITIVE_BYTES_FORM = FieldForm(_read_positive_bytes, int, QUANTITY_SCHEMA)
 LIMIT_BYTES_FORM = FieldForm(_read_limit_bytes, int, QUANTITY_SCHEMA)
-"""Form of a limit in bytes. The limit is rounded down, so that a budget above it is rejected as by
-the API server, which compares the quantities without rounding."""
+"""Form of a limit, which is rounded down, so that a budget above it is rejected as by the API
+server."""
 DURATION_FORM = FieldForm(_read_seconds, format_duration, DURATION_SCHEMA)
 POSITIVE_DURATION_FORM = FieldForm(
     _read_positive_seconds,
@@ -223,7 +221,7 @@ class ProblemKind(StrEnum):
 
 
 class Problem(NamedTuple):
-    """Problem in a manifest. ``path`` leads from the struct to the field."""
+    """Problem in a manifest; ``path`` leads from the struct to the field."""
 
     path: Path
     fault: ProblemKind
@@ -232,7 +230,7 @@ class Problem(NamedTuple):
 
 
 class ManifestError(ValueError):
-    """Raised for an invalid manifest. ``problems`` lists everything that is wrong with it."""
+    """Raised for an invalid manifest; ``problems`` lists everything that is wrong with it."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(f"{_format_path(one.path)}: {one.message}" for one in problems))
@@ -300,11 +298,8 @@ def _read_value(field: Field, raw: Any, path: Path, problems: list[Problem]) -> 
     return None
 
 
+# For an enumeration or a list of its members; empty for other types.
 def _describe_allowed(type_: Any) -> str:
-    """Return a message with the allowed values, for an enumeration or a list of its members.
-
-    The message is empty for other types.
-    """
     inner = next(iter(get_args(type_)), type_)
     inner, _ = unwrap_annotated(inner)
     if isinstance(inner, type) and issubclass(inner, Enum):

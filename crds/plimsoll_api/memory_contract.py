@@ -15,10 +15,10 @@ from plimsoll_api.units import DAY_S, format_bytes, format_remaining_time
 ROUNDING_STEP_BYTES = 256 << 20
 """Step to which requests and limits are rounded up."""
 MIN_REQUESTS, MIN_GROWTH_AGE_S = 1000, 3600
-"""Minimum number of requests for a text about growth per request, and minimum seconds since the
-warm-up for a text about the time until the limit is reached."""
+"""Minimum requests for a text about growth per request, and minimum seconds since the warm-up
+for a text about the time until the limit."""
 MAX_FORECAST_S = 3 * 365 * DAY_S
-"""Maximum forecast in seconds. A later time at which memory reaches the limit is not mentioned."""
+"""Maximum forecast of the time at which memory reaches the limit; a later one is not mentioned."""
 MIN_SHOWN_SHARE = 0.01
 """Share of ``level`` above which the text mentions the unfilled part of the pools."""
 
@@ -55,8 +55,7 @@ def make_memory_needs(
 ) -> MemoryNeeds:
     """Return a replica's use of one kind of ``memory``: host or device.
 
-    ``level`` and ``limit`` are as in :class:`MemoryNeeds`. The pools are computed from the engine's
-    ``ledger``.
+    ``level`` and ``limit`` are as in :class:`MemoryNeeds`.
     """
     pools = [(one.bytes, one.bound) for one in ledger if one.kind == memory]
     bounded = [(size, bound) for size, bound in pools if bound is not None]
@@ -110,8 +109,8 @@ def make_memory_contract(
     return MemoryContract("; ".join(facts), _round_up(level), _round_up(full + budget))
 
 
+# A text with a rounded value seldom changes.
 def _round_to_two_digits(value: float) -> float:
-    """Round ``value`` to two significant digits, so that a text with it seldom changes."""
     return round(value, 1 - math.floor(math.log10(value)))
 
 

@@ -23,15 +23,14 @@ from plimsoll_api.manifest import (
 from plimsoll_api.units import DAY_S, format_bytes
 
 NEAR_LIMIT_RATIO = 0.95
-"""Share of the memory limit above which a replica counts as near its limit. Reclaimable memory does
-not count."""
+"""Share of the memory limit above which a replica counts as near its limit, without reclaimable
+memory."""
 AUTO_BUDGET = "Auto"
 """Value of ``growthBudget`` for a learned budget."""
 MAX_PROVISIONAL_BYTES = 2 << 30
 PROVISIONAL_LIMIT_SHARE = 0.125
-"""Share of the memory limit that is the budget until a budget has been learned, with a maximum of
-:data:`MAX_PROVISIONAL_BYTES`. It is large enough to be seldom exhausted on the first day, and small
-enough to report a leak well before the limit. Both values are chosen, not measured."""
+"""Share of the memory limit that is the budget until one has been learned, by choice: seldom
+exhausted on the first day, but well below the limit."""
 
 
 def compute_provisional_budget(limit_bytes: int | None) -> int:

@@ -14,26 +14,22 @@ SERVICE_LABEL = f"{API_GROUP}/service"
 """Label on all objects of an InferenceService and on its incidents: the service's name."""
 
 POLICY_LABEL = f"{API_GROUP}/policy"
-"""Label on the pods that a SupervisionPolicy supervises, on its objects and on its incidents: the
-policy's name."""
+"""Label on a policy's supervised pods, objects and incidents: the policy's name."""
 
 REFUSED_ANNOTATION = f"{API_GROUP}/not-supervised"
 """Annotation of a pod that a policy selects but does not supervise: the reason."""
 
 ROLE_LABEL = f"{API_GROUP}/role"
-"""Label of a supervised pod: its role in disaggregated or multi-node serving. A value in the pod
-template takes precedence over the detected role."""
+"""Label of a supervised pod: its role, where a value in the pod template takes precedence."""
 
 REVISION_LABEL = f"{API_GROUP}/revision"
 """Label of a pod: hash of the spec for which the pod's template was first rendered."""
 
 APPLIED_HASH_ANNOTATION = f"{API_GROUP}/applied-hash"
-"""Annotation of an owned object: hash of the object as the operator applied it. The hash also
-changes if a field is removed."""
+"""Annotation of an owned object: hash of the object as the operator applied it."""
 
 POD_HASH_ANNOTATION = f"{API_GROUP}/pod-hash"
-"""Annotation of an object: hash of the parts of the spec that affect pods. The name of the
-ControllerRevision with the pod template contains this hash."""
+"""Annotation of an object: hash of the parts of the spec that affect pods."""
 
 RESTART_ID_ANNOTATION = f"{API_GROUP}/restart-id"
 """Annotation of the Deployment: the ``restart.id`` that caused the last rolling restart."""
@@ -45,56 +41,51 @@ REPLICA_RESTARTS_ANNOTATION = f"{API_GROUP}/replica-restarts"
 """Annotation of a slot Lease: the restarts of each replica, by pod UID."""
 
 SLOT_WORKLOAD_ANNOTATION = f"{API_GROUP}/workload"
-"""Annotation of a slot Lease of a SupervisionPolicy: KIND/NAME of the workload."""
+"""Annotation of a policy's slot Lease: KIND/NAME of the workload."""
 
 SLOT_REPLICAS_ANNOTATION = f"{API_GROUP}/replicas"
-"""Annotation of a slot Lease of a SupervisionPolicy: the pods that may take the slot, grouped by
-replica. An admission policy enforces it."""
+"""Annotation of a policy's slot Lease: the pods that may take the slot, by replica. An admission
+policy enforces it."""
 
 EXPECTED_REPLICAS_ANNOTATION = f"{API_GROUP}/expected-replicas"
-"""Annotation of a slot Lease of an InferenceService whose replicas are multi-node groups: the
-minimum number of replicas that should be running."""
+"""Annotation of a service's slot Lease with multi-node groups: the minimum number of replicas
+that should be running."""
 
 SLOT_ROLES_ANNOTATION = f"{API_GROUP}/roles"
-"""Annotation of a slot Lease of a SupervisionPolicy: the pods of each role in the same graph."""
+"""Annotation of a policy's slot Lease: the pods of each role in the same graph."""
 
 MAKE_CHECKPOINT_ANNOTATION = f"{API_GROUP}/make-checkpoint"
-"""Annotation of a manifest in local mode: ``tiny`` generates the tiny checkpoint if the model's
-directory does not exist."""
+"""Annotation of a manifest in local mode: ``tiny`` generates the tiny checkpoint if it is
+missing."""
 
 OPERATOR_NAME = "plimsoll-operator"
-"""Field manager of the operator's writes, and holder of the slot Leases that the operator keeps
-closed."""
+"""Field manager of the operator, and holder of the slot Leases that it keeps closed."""
 
 UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART = "manual", "drain", "restart"
 UNREADY_REASONS = (UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART)
-"""Reasons why a supervisor keeps its pod unready: a person drained the pod, an incident drains it,
-or the engine restarts. ``/state`` and the metric ``plimsoll_supervisor_out_of_service`` have them.
-"""
+"""Reasons why a supervisor keeps its pod unready: a person drained the pod, an incident drains
+it, or the engine restarts."""
 
 TOKEN_FILE = "admin-token"
-"""File in the run directory with the bearer token of the admin protocol. The supervisor writes it,
-and the engine reads it."""
+"""File in the run directory with the bearer token of the admin protocol."""
 
 SUPERVISOR_MODULE, ASK_MODULE = "plimsoll_sidecar.launcher", "plimsoll_sidecar.ask"
-"""Modules in the supervisor's container: the supervisor, and the program that asks it to run an
-action for a person. The program prints an :mod:`~plimsoll_api.action_answer`."""
+"""Modules in the supervisor's container: the supervisor, and the program that runs an action for
+a person and prints an :mod:`~plimsoll_api.action_answer`."""
 
 RESTART_BUDGET_RESET_FILE = "reset-restart-budget"
-"""File in the supervisor's state directory that requests a reset of the restart budget. The
-supervisor deletes it."""
+"""File in the supervisor's state directory that requests a reset of the restart budget."""
 ASK_SOCKET = "ask.sock"
 """Socket in the supervisor's state directory for actions by people."""
 
 DEFAULT_DRAIN_S = 30.0
-"""Default maximum duration of a drain in seconds, including a drain before a restart."""
+"""Default maximum duration of a drain, including a drain before a restart."""
 
 
 def compute_action_limit_s(drain_s: float) -> float:
-    """Return the timeout in seconds of a person's action with a drain of at most ``drain_s``.
+    """Return the timeout of a person's action with a drain of at most ``drain_s``.
 
-    After the drain, an external server may use its own shutdown timeout, and a new worker may need
-    ten minutes to load its weights.
+    After the drain, a new worker may need ten minutes to load its weights.
     """
     return 2 * drain_s + 700.0
 
@@ -103,13 +94,12 @@ ENGINE_CONTAINER, SUPERVISOR_CONTAINER = "engine", "supervisor"
 """Names of the containers in an InferenceService's pod."""
 
 ADMIN_PORT, METRICS_PORT, PROBE_PORT = 8001, 9464, 9465
-"""Ports in the pod: the engine's admin protocol, the supervisor's metrics, and its readiness
-probe."""
+"""Ports in the pod: the engine's admin protocol, the supervisor's metrics, and its probe."""
 
 
 def make_policy_object_name(policy: str) -> str:
     """Return the common name of a policy's ConfigMap, Role and RoleBinding.
 
-    The name contains a dot, so that no object of an InferenceService has it.
+    It contains a dot, so that no object of an InferenceService has it.
     """
     return f"{policy}.policy"

@@ -1,7 +1,7 @@
 """Enumerations that accept values of later versions.
 
-The parts of an installation may have different versions: an upgrade of the operator restarts no
-pods, and each pod keeps its supervisor and engine. A reader must therefore accept unknown values.
+The parts of an installation may have different versions, because an upgrade of the operator
+restarts no pods.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ _WORD_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 class OpenEnum(StrEnum):
     """Enumeration that later versions may extend.
 
-    A value that this version does not know is an instance with this text, but is not a member of
-    the enumeration. Text that is not a short plain word raises ValueError, or msgspec's error in a
-    decoder.
+    A value that this version does not know is an instance, but not a member. Text that is not a
+    short plain word raises ValueError, or msgspec's error in a decoder.
     """
 
     @classmethod

@@ -1,8 +1,7 @@
 """Security of web pages: no external content, and no access by other web sites.
 
-In a DNS rebinding attack, the name of a web site resolves to a pod or a forwarded port. The browser
-then treats the page as a part of that site, and sends the site's name in the Host header. Requests
-with an IP address in the Host header are safe.
+In a DNS rebinding attack, the name of a web site resolves to a pod or a forwarded port, and the
+browser sends the site's name in the Host header. Requests with an IP address in it are safe.
 """
 
 from __future__ import annotations

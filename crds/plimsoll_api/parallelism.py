@@ -20,15 +20,14 @@ from plimsoll_api.units import parse_quantity
 
 MAX_NODES = 64
 MAX_SERVICE_NAME_CHARS = 44
-"""Maximum length of the name of a service with ``parallelism``. Its pods have a label with the
-value ``NAME-lws-GROUP-HASH``, in which GROUP has up to 3 digits and HASH 10 characters."""
+"""Maximum length of the name of a service with ``parallelism``, whose pods have a label with the
+value ``NAME-lws-GROUP-HASH``."""
 
 DEVICE_RESOURCE_PREFIXES = (
     *("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"),
     *("habana.ai/gaudi", "huawei.com/Ascend", "google.com/tpu", "aws.amazon.com/neuron"),
 )
-"""Name prefixes of the device resources that run ranks, unlike network adapters (``rdma/hca``,
-``vpc.amazonaws.com/efa``)."""
+"""Name prefixes of the device resources that run ranks, unlike network adapters (``rdma/hca``)."""
 
 _RESERVED_FLAG_PATTERNS = {
     EngineType.VLLM: r"^(--(tensor|pipeline|data)[-_]parallel[-_]|-([tpd]p|n|r)(=|$)|--nnodes"
@@ -36,8 +35,8 @@ _RESERVED_FLAG_PATTERNS = {
     EngineType.SGLANG: r"^--((tensor|pipeline)[-_]parallel|[tp]p([-_]size)?(=|$)|nnodes"
     r"|node[-_]rank|dist[-_]init)",
 }
-"""Patterns of the flags that the operator sets. SGLang's ``--dp-size`` is not among them: it sets
-attention data parallelism, which only divides the tensor ranks."""
+"""Patterns of the flags that the operator sets; SGLang's ``--dp-size`` only divides the tensor
+ranks."""
 
 ENGINE_MESSAGE = (
     "parallelism requires engine.type vllm or sglang: the plimsoll engine serves a model on one "
@@ -49,8 +48,8 @@ DATA_MESSAGE = (
 )
 NODES_MESSAGE = (
     "parallelism.tensor x pipeline x data must be a multiple of the devices of a node, for at most "
-    f"{MAX_NODES} nodes, and each data-parallel copy must fill whole nodes or share its node only "
-    "with whole copies: change these numbers, engine.resources.limits or "
+    f"{MAX_NODES} nodes. Each data-parallel copy must fill whole nodes, or share its node only "
+    "with whole copies. Change these numbers, engine.resources.limits or "
     "parallelism.devicesPerNode"
 )
 FLAGS_MESSAGE = (

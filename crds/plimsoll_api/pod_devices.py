@@ -1,8 +1,7 @@
 """Devices of pods, published for the pods' supervisors.
 
-The operator writes the files into the ConfigMap with the supervisor's configuration. Their keys
-contain the UID of a pod, because a StatefulSet reuses names. The names of devices come from
-drivers, so this module limits them, and a file that exceeds a limit is ignored.
+The keys of the files contain the UID of a pod, because a StatefulSet reuses names. The names of
+devices come from drivers, so a file that exceeds a limit is ignored.
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ CLAIMED_DEVICES_FILE = "claimed-devices.json"
 """File with the UUIDs of the devices that resource claims give to each container, by
 :func:`make_container_key`."""
 MAX_POD_DEVICES = 16
-"""Maximum number of devices for a key in a file. No server has more GPUs."""
+"""Maximum number of devices for a key in a file; no server has more GPUs."""
 MAX_DEVICE_CHARS = 100
 MAX_UNHEALTHY_PODS = 64
-"""Maximum number of pods in a file of unhealthy devices."""
 MAX_CLAIMING_CONTAINERS = 256
-"""Maximum number of containers in a file of claimed devices."""
 MAX_POD_DEVICES_BYTES = 512 << 10
-"""Maximum size of a file. Unhealthy devices with the longest names take 400 KiB, and claimed
-devices 200 KiB."""
+"""Maximum size of a file; unhealthy devices with the longest names take 400 KiB."""
 
 _UUID_PATTERN = re.compile(r"(?i:gpu|mig)-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _Device = Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_CHARS)]
@@ -58,9 +54,6 @@ def decode_pod_devices(data: bytes) -> dict[str, tuple[str, ...]]:
 
 
 def encode_pod_devices(devices: Mapping[str, tuple[str, ...]], max_keys: int) -> str:
-    """Return the content of a file with the first ``max_keys`` keys that have devices.
-
-    The content is empty if no key has devices.
-    """
+    """Return the content of a file with the first ``max_keys`` keys that have devices, or ""."""
     kept = dict(sorted(one for one in devices.items() if one[1])[:max_keys])
     return msgspec.json.encode(kept).decode() + "\n" if kept else ""

@@ -17,11 +17,7 @@ Image = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
 class InjectedProbe(msgspec.Struct, frozen=True):
-    """Probe for the pods of a policy.
-
-    A policy cannot set the image of the probe: the image runs in other people's pods, so the
-    administrator of the operator chooses it.
-    """
+    """Probe for the pods of a policy, whose image the operator's administrator chooses."""
 
     enabled: Annotated[
         bool,

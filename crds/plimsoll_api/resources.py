@@ -125,12 +125,9 @@ def _make_amount_expression(field: str) -> str:
     return f"quantity(string(self.{field}[r]))"
 
 
+# ``field`` is ``requests`` or ``limits``. The rule rejects the amount of a resource ``r`` if the
+# CEL expression ``violation`` is true.
 def _make_amount_rule(field: str, violation: str, message: str) -> dict[str, str]:
-    """Return a CEL rule on ``field``, which is ``requests`` or ``limits``.
-
-    The rule rejects an amount if the CEL expression ``violation`` is true. In this expression,
-    ``r`` is the name of the resource.
-    """
     return make_rule(
         f"!has(self.{field}) || !self.{field}.exists(r, {violation})",
         f"resources.{field}: an amount {message}",

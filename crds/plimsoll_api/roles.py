@@ -1,8 +1,7 @@
 """Find the role of a pod in disaggregated or multi-node serving.
 
-Labels of controllers take precedence over the engine's arguments. If neither names a role, a pod of
-a multi-node group is a leader or a worker. Anyone who may create pods can set labels, so a role
-grants no permissions.
+Labels of controllers take precedence over the engine's arguments. Anyone who may create pods can
+set labels, so a role grants no permissions.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ KV_TRANSFER_CONFIG_FLAG = "--kv-transfer-config"
 DISAGGREGATION_MODE_FLAG = "--disaggregation-mode"
 
 DISAGGREGATED_SET_ROLE_LABEL = "disaggregatedset.x-k8s.io/role"
-"""Label with the name of a role in a DisaggregatedSet. The author of the set chooses the name;
-Plimsoll recognizes the usual names."""
+"""Label with the role's name in a DisaggregatedSet; its author chooses the name, and Plimsoll
+recognizes the usual ones."""
 LLM_D_ROLE_LABEL = "llm-d.ai/role"
 """Label of llm-d, which KServe also sets on the pods of an LLMInferenceService."""
 DYNAMO_TYPE_LABEL = "nvidia.com/dynamo-component-type"
@@ -42,7 +41,7 @@ class PodRole(OpenEnum):
 
 
 POSITION_ROLES = frozenset({PodRole.LEADER, PodRole.WORKER})
-"""Roles that only describe the position of a pod in its group. Other roles take precedence."""
+"""Roles that only describe the position of a pod in its group; other roles take precedence."""
 _LLM_D_ROLES = {
     "prefill": PodRole.PREFILL,
     "encode-prefill": PodRole.PREFILL,
@@ -159,9 +158,8 @@ def iterate_option_values(arguments: Sequence[str], flag: str) -> Iterator[str]:
             yield arguments[number + 1]
 
 
+# An example is ``--kv-transfer-config.kv_role``.
 def _parse_dotted_flags(arguments: Sequence[str]) -> TransferConfig:
-    """Return the configuration that flags such as ``--kv-transfer-config.kv_role`` set."""
-
     def get_value(key: str) -> str | None:
         flag = f"{KV_TRANSFER_CONFIG_FLAG}.{key.replace('_', '-')}"
         return next(iterate_option_values(arguments, flag), None)

@@ -35,7 +35,7 @@ from plimsoll_api.units import parse_bytes, parse_duration, parse_quantity
 
 
 class ResourceModel(BaseModel):
-    """Part of a manifest. Its fields have names in camelCase, and unknown fields are refused."""
+    """Part of a manifest; its fields have names in camelCase, and unknown fields are refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
@@ -70,8 +70,8 @@ def _check_positive_seconds(text: str) -> str:
     return text
 
 
+# YAML parses a quantity such as ``4096`` as a number.
 def _convert_to_text(value: Any) -> Any:
-    """Convert an integer to text, because YAML parses a quantity such as ``4096`` as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -108,22 +108,17 @@ PreservedObject = Annotated[
 
 
 STRUCTURAL_KEY = "x-structural"
-"""Key in the schemas of :func:`plimsoll_api.structural.make_structural_schema`. It marks a schema
-that is already structural."""
+"""Key that marks a schema as already structural."""
 
 
 ATOMIC_CONFIG = ResourceModel.model_config | {
     "json_schema_extra": {"x-kubernetes-map-type": "atomic"}
 }
-"""Configuration of a model that server-side apply must replace as a whole, because a mixture of two
-managers' fields would be wrong."""
+"""Configuration of a model that server-side apply must replace as a whole."""
 
 
 class FromStruct:
-    """Annotation of a pydantic field whose type is a msgspec struct.
-
-    The struct defines the form, the checks and the description of the field.
-    """
+    """Annotation of a pydantic field whose type is a msgspec struct."""
 
     def __init__(self, struct: type[msgspec.Struct]) -> None:
         self._struct = struct

@@ -290,10 +290,10 @@ class Engine(ResourceModel):
         "starts. Defaults to 10m.",
     )
 
+    # The API server has stored the value of an earlier release as the default.
     @field_validator("admin_contract", mode="before")
     @classmethod
     def _convert_stored_contract(cls, contract: object) -> object:
-        """Convert a value of an earlier release. The API server has stored it as the default."""
         return {"none": "None", "plimsoll": "Plimsoll"}.get(str(contract), contract)
 
     @field_validator("port")
@@ -343,13 +343,13 @@ ENGINE_RULES = make_validations(
 SUPERVISOR_RESOURCES = Resources(
     limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
 )
-"""Default resources of a supervisor. A measured supervisor used 34 MiB and 2 % of a CPU."""
+"""Default resources of a supervisor; a measured supervisor used 34 MiB and 2 % of a CPU."""
 
 
 DOWNLOAD_RESOURCES = Resources(
     limits={"memory": "2Gi"}, requests={"cpu": "100m", "memory": "256Mi"}
 )
-"""Default resources of a model download. Its buffers take a quarter of the memory limit."""
+"""Default resources of a model download, whose buffers take a quarter of the memory limit."""
 
 
 class SupervisorSettings(ResourceModel):
@@ -382,10 +382,10 @@ class SupervisorSettings(ResourceModel):
         "does not query the exporter.",
     )
 
+    # An earlier release stored the default in each object.
     @field_validator("resources")
     @classmethod
     def _drop_stored_default(cls, resources: Resources | None) -> Resources | None:
-        """Replace the default by None, because an earlier release stored it in each object."""
         return None if resources == SUPERVISOR_RESOURCES else resources
 
 

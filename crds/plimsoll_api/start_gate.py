@@ -1,7 +1,7 @@
 """Start gate: a starting engine waits until its supervisor reports that the devices are free.
 
-At each start, the engine writes a new random question to a file in the run directory. If a gate is
-configured, the supervisor answers in another file. Both files are small and replaced atomically.
+At each start, the engine writes a random question to a file in the run directory, and the
+supervisor answers in another file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * GATE_QUESTION_B
 
 
 class GateAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of the supervisor, written at the Unix time ``at``.
+    """Answer of the supervisor at the Unix time ``at``.
 
     The engine may start if its question is ``answered``. Otherwise, ``reason`` says why it must
     wait.

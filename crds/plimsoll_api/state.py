@@ -15,7 +15,7 @@ from plimsoll_api.supervision import Action
 
 
 class SignalReason(StrEnum):
-    """Reason why a supervisor lacks a signal. Logs, metrics and status use the same word."""
+    """Reason why a supervisor lacks a signal; logs, metrics and status use the same word."""
 
     ENGINE_NOT_FOUND = "EngineNotFound"
     ENGINE_SILENT = "EngineSilent"

@@ -18,11 +18,9 @@ _LIMIT_KEYWORDS = {
 
 
 def make_structural_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the structural schema of ``struct`` as a part of a manifest.
+    """Return the structural schema of ``struct`` as a part of a manifest, with its CEL rules.
 
-    An object that is never null, and whose fields all have defaults, gets the default ``{}``. The
-    defaults of its fields then apply even if a manifest omits the object. The schema includes the
-    CEL rules in ``struct.RULES``.
+    An object that is never null, and whose fields all have defaults, gets the default ``{}``.
     """
     known = list_fields(struct)
     required = [one.name for one in known if one.required]

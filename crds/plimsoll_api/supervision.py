@@ -1,8 +1,4 @@
-"""``spec.supervision``: what the supervisor may do about a leak or a stall.
-
-Sizes are in bytes and times in seconds. In a manifest, the same fields are quantities and durations
-(:mod:`plimsoll_api.manifest`).
-"""
+"""``spec.supervision``: what the supervisor may do about a leak or a stall."""
 
 from __future__ import annotations
 
@@ -77,8 +73,7 @@ _DRAIN_MODES = {mode.value.capitalize(): mode for mode in DrainMode}
 
 
 _STORED_DRAIN_MODES = _DRAIN_MODES | {mode.value: mode for mode in DrainMode}
-"""Drain modes by accepted value. Some values are from an earlier release, whose default the API
-server has stored in each object."""
+"""Drain modes by accepted value, including those that an earlier release stored as defaults."""
 
 
 def _read_drain_mode(value: Any) -> DrainMode:
@@ -92,8 +87,7 @@ DRAIN_MODE_FORM = FieldForm(
     lambda mode: mode.value.capitalize(),
     {"type": "string", "enum": list(_DRAIN_MODES)},
 )
-"""Form of a drain mode, in CamelCase. The admin protocol and a supervisor's configuration keep
-lower case, because older engines and supervisors may read them."""
+"""Form of a drain mode in CamelCase; the admin protocol keeps lower case for older engines."""
 
 
 class Drain(msgspec.Struct, frozen=True):

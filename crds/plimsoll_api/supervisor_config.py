@@ -1,7 +1,7 @@
 """Configuration of a supervisor: one JSON file, mounted from a ConfigMap.
 
-The operator writes it for an InferenceService or a SupervisionPolicy, and local mode writes the
-same file. The supervisor reads it again after each change. Sizes are in bytes and times in seconds.
+The operator or local mode writes it, and the supervisor reads it again after each change. Sizes are
+in bytes and times in seconds.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from plimsoll_api.workloads import RAY_KIND, WorkloadRef, find_slot_owner, make_
 CONFIG_FILE = "supervisor.json"
 NODE_IP_ENV, DCGM_EXPORTER_PORT_ENV = "NODE_IP", "DCGM_EXPORTER_PORT"
 AMD_EXPORTER_PORT_ENV = "AMD_EXPORTER_PORT"
-"""Environment variables of the supervisor's container, with the node's address and the exporters'
-ports. They are set if a manifest sets the port of an exporter."""
+"""Environment variables of the supervisor's container with the node's address and the exporters'
+ports."""
 
 CONTAINER_ENV = "PLIMSOLL_CONTAINER"
-"""Environment variable of the engine's container: the container's name. By this variable, the
-supervisor recognizes the engine's processes."""
+"""Environment variable of the engine's container with its name, by which the supervisor
+recognizes the engine's processes."""
 
 POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
-"""Environment variable of the supervisor's container in a pod of a SupervisionPolicy: a
-:class:`PodEngine` as JSON. It contains the values that differ between the pods of a policy, which
-share one configuration file."""
+"""Environment variable of the supervisor's container with a :class:`PodEngine` as JSON: the
+values that differ between the pods of a policy."""
 
 GROUP_ENV = "PLIMSOLL_GROUP"
-"""Environment variable of the supervisor's container in a pod of an InferenceService whose replicas
-are groups: a :class:`GroupMember` as JSON."""
+"""Environment variable of the supervisor's container in a multi-node group: a
+:class:`GroupMember` as JSON."""
 
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
 """Environment variable of both containers: the directory of the probes' sockets."""
@@ -80,7 +79,7 @@ class ServiceRef(msgspec.Struct, frozen=True):
 
     @property
     def is_worker(self) -> bool:
-        """Whether the pod is a worker of its group. The leader's supervisor then acts for it."""
+        """Whether the pod is a worker of its group, for which the leader's supervisor acts."""
         return self.group is not None and self.group.worker
 
     @property
@@ -148,8 +147,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     """Complete configuration of a supervisor.
 
     ``slots`` are the names of the slot Leases, of which the supervisor must hold one to restart its
-    replica; empty in local mode. In the configuration file of a SupervisionPolicy, they are those
-    for pods without a workload.
+    replica; empty in local mode.
     """
 
     service: ServiceRef
@@ -161,11 +159,10 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 def make_pod_config(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
-    """Return the configuration for one pod of a policy.
+    """Return the configuration for one pod of a policy: its engine, memory limit and slots.
 
-    It combines the policy's ``config`` with the pod's engine, memory limit and slots. Actions that
-    would not help the pod are removed. In a worker of a multi-node group, the supervisor only
-    observes.
+    Actions that would not help the pod are removed. In a worker of a multi-node group, the
+    supervisor only observes.
     """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
@@ -207,8 +204,8 @@ def make_member_config(config: SupervisorConfig, member: GroupMember) -> Supervi
     )
 
 
+# The supervisor of a worker only observes.
 def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
-    """Return ``config``, in mode Observe if the pod is a worker of a multi-node group."""
     if not config.service.is_worker:
         return config
     supervision = replace(config.supervision, mode=Mode.OBSERVE, recycle=None)
@@ -218,14 +215,11 @@ def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
 def decode_config(data: bytes) -> SupervisorConfig:
     """Parse a configuration file. Raises :class:`~plimsoll_api.decoding.MalformedError` if invalid.
 
-    Unknown fields are ignored, because an older supervisor may read the file of a newer operator.
+    Unknown fields are ignored, because the operator may be newer than the supervisor.
     """
     return decoding.decode(data, SupervisorConfig)
 
 
 def encode_config(config: SupervisorConfig) -> bytes:
-    """Return the content of a configuration file.
-
-    Equal configurations have equal content, so the ConfigMap changes only with the configuration.
-    """
+    """Return the content of a configuration file; equal configurations have equal content."""
     return msgspec.json.format(msgspec.json.encode(config, order="sorted"), indent=2) + b"\n"

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 MAX_UNIX_TIME_S = 253_402_300_799.0
-"""End of the year 9999 in Unix seconds. RFC 3339 cannot represent a later time."""
+"""End of the year 9999; RFC 3339 cannot represent a later time."""
 UNKNOWN_CLOCK_TIME = "--:--:--"
 
 
@@ -32,7 +32,7 @@ def parse_rfc3339(text: str) -> float:
 
 
 def format_clock_time(at: float | None, form: str = "%H:%M:%S") -> str:
-    """Format Unix seconds as local time; ``--:--:--`` if the time is unknown or not representable.
+    """Format Unix seconds as local time; ``--:--:--`` if unknown or not representable.
 
     ``form`` is a format for ``strftime``.
     """

@@ -1,10 +1,7 @@
 """Samples of an engine, and traces of samples.
 
-The sampler creates a :class:`Sample` in each interval for the detector. ``plimsoll record`` writes
-samples to a trace, and ``plimsoll replay`` passes them to the detector again. The format is JSON
-Lines in UTF-8, optionally compressed with gzip: one :class:`Header`, then one sample per line.
-
-A key that is absent or null is unknown, never zero. Unknown keys are ignored. Sizes are in bytes,
+The format is JSON Lines in UTF-8, optionally compressed with gzip: one :class:`Header`, then one
+:class:`Sample` per line. A key that is absent or null is unknown, never zero. Sizes are in bytes,
 times in seconds.
 """
 
@@ -24,13 +21,12 @@ from plimsoll_api.decoding import MalformedError, decode
 
 TRACE_SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_TRACE_LINE_BYTES = 4 << 20
-"""Maximum length of a line in bytes, which limits the memory for decompressing a gzip bomb. An
-engine's response has the same limit."""
+"""Maximum length of a line, which limits the memory for decompressing a gzip bomb."""
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
 class TraceError(ValueError):
-    """Raised for an unreadable trace. The message names the file and the line."""
+    """Raised for an unreadable trace; the message names the file and the line."""
 
 
 class EngineInfo(msgspec.Struct, omit_defaults=True):
@@ -65,8 +61,8 @@ class Budgets(msgspec.Struct, omit_defaults=True):
 class Header(msgspec.Struct, kw_only=True):
     """First line of a trace: what was recorded, with which limits and budgets.
 
-    ``shared_device`` is whether other programs also used the engine's devices. The memory ``used``
-    of a device then includes theirs.
+    ``shared_device`` is whether other programs also used the engine's devices; ``used`` then
+    includes their memory.
     """
 
     trace: int
@@ -106,8 +102,7 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 class OpenFiles(msgspec.Struct):
     """Open file descriptors of the process that is closest to its limit.
 
-    ``process`` is the name or role of the process, like ``role`` in :class:`RoleRss`. ``limit`` is
-    the soft limit, at least 1.
+    ``limit`` is the soft limit, at least 1.
     """
 
     process: str
@@ -276,8 +271,7 @@ def write_line(out: IO[bytes], line: Header | Sample) -> None:
 def read(path: Path) -> tuple[Header, Iterator[Sample]]:
     """Return the header of a trace and an iterator over its samples.
 
-    The function and the iterator raise :class:`TraceError`, which names the file and the unreadable
-    line.
+    Both raise :class:`TraceError`.
     """
     try:
         raw = _open_for_reading(path)

@@ -18,8 +18,7 @@ _QUANTITY_PATTERN = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
 )
 MAX_QUANTITY_CHARS = 64
-"""Maximum length of a quantity in characters. It bounds the parsing time, together with the limit
-of two digits for an exponent: ``1e99999999`` would take minutes."""
+"""Maximum length of a quantity, which limits the parsing time, as do two digits of an exponent."""
 MAX_WHOLE_NUMBER_DIGITS = 18
 """Maximum number of digits of a whole number, so that it fits into 63 bits."""
 _DURATION_PART_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -28,7 +27,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_whole_number(text: str) -> int | None:
-    """Parse a number of at most 18 ASCII digits. Return None for any other text."""
+    """Parse a number of at most 18 ASCII digits; return None for any other text."""
     return (
         int(text)
         if len(text) <= MAX_WHOLE_NUMBER_DIGITS and text.isascii() and text.isdigit()

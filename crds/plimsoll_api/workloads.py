@@ -63,26 +63,25 @@ _REPLICA_SET_CONTROLLERS = (
     (TEMPLATE_HASH_LABEL, APPS_API_GROUP, "Deployment"),
     (ROLLOUT_HASH_LABEL, "argoproj.io", "Rollout"),
 )
-"""Controllers whose ReplicaSets are named NAME-HASH. Each item is the pod label with the hash, the
-controller's API group and its kind."""
+"""Controllers whose ReplicaSets are named NAME-HASH: the pod label with the hash, the API group
+and the kind."""
 _GRAPHS = (
     (DISAGGREGATED_NAME_LABEL, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION_LABEL),
     (DYNAMO_NAME_LABEL, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION_LABEL),
 )
-"""Controllers that create the objects of a role under a new name for each revision. Each item is
-the label with the controller's name, its API group, its kind, and the label with the revision."""
+"""Controllers that create a role's objects under a new name for each revision: the label with
+the controller's name, its API group, its kind, and the label with the revision."""
 KV_ROLES = frozenset({PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH})
-"""Roles that exchange KV blocks. Only a pod of the same role can serve in place of such a pod."""
+"""Roles that exchange KV blocks; only a pod of the same role can serve in place of such a pod."""
 _ROLES_BY_NAME = {role.value: role for role in PodRole}
 PARTNER_ROLES = {PodRole.PREFILL: PodRole.DECODE, PodRole.DECODE: PodRole.PREFILL}
 """Roles that exchange KV blocks with each other."""
 
 
 class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Reference to the workload that owns a pod, such as a Deployment.
+    """Reference to the workload that owns a pod, as ``KIND/NAME`` or ``KIND.GROUP/NAME``.
 
-    The text form is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the kind's
-    default. An empty ``api_group`` is replaced by the default.
+    An empty ``api_group`` is replaced by the kind's default, which the text omits.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND_CHARS)]
@@ -100,7 +99,7 @@ class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, text: str) -> WorkloadRef | None:
-        """Parse ``KIND/NAME`` or ``KIND.GROUP/NAME``. Return None for an empty text."""
+        """Parse ``KIND/NAME`` or ``KIND.GROUP/NAME``; return None for an empty text."""
         kind, _, name = text.partition("/")
         kind, _, api_group = kind.partition(".")
         return cls(kind, name, api_group) if kind else None
@@ -161,7 +160,6 @@ def find_membership(metadata: Mapping[str, Any]) -> Membership:
 
 
 def _find_membership_by_owner(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Membership:
-    """Return the membership according to the labels and to ``owner``, the owner reference."""
     api_group = str(owner.get("apiVersion", "")).rpartition("/")[0]
     kind, name = str(owner.get("kind", "")), str(owner.get("name", ""))
     revision = str(labels.get(CONTROLLER_HASH_LABEL, ""))
@@ -188,7 +186,7 @@ def _find_membership_by_owner(labels: Mapping[str, Any], owner: Mapping[str, Any
 def find_lws_group(labels: Mapping[str, Any]) -> str:
     """Return the key of the pod's group in a LeaderWorkerSet; empty if it is not in such a group.
 
-    The key is used, because the group's index may be missing or be reused for another group.
+    The group's index is not used, because it may be missing or be reused.
     """
     return str(labels.get(LWS_GROUP_LABEL) or labels.get(LWS_INDEX_LABEL) or "")
 
@@ -208,9 +206,8 @@ def find_slot_owner(
 ) -> SlotOwner:
     """Return the owner of the slots that a pod takes.
 
-    Each role of a graph has slots of its own, because pods of different roles cannot replace each
-    other. If ``scope`` is ``Graph``, all roles of the graph share its slots. A prefill or decode
-    pod without a graph then uses the policy's own slots.
+    Each role of a graph has slots of its own; with scope ``Graph``, all roles share them. A prefill
+    or decode pod without a graph then uses the policy's own slots.
     """
     has_kv_role = role in KV_ROLES
     if scope is SlotScope.GRAPH and (graph is not None or has_kv_role):
@@ -220,10 +217,7 @@ def find_slot_owner(
 
 
 def make_slot_names(policy: str, owner: SlotOwner, count: int) -> tuple[str, ...]:
-    """Return the names of the ``count`` restart-slot Leases of ``owner`` for ``policy``.
-
-    The operator and the supervisor compute the same names with this function.
-    """
+    """Return the names of the ``count`` restart-slot Leases of ``owner`` for ``policy``."""
     prefix, (ref, role) = make_policy_object_name(policy), owner
     if ref is not None:
         whole = str(ref) if role is None else f"{ref} {role}"
@@ -232,26 +226,17 @@ def make_slot_names(policy: str, owner: SlotOwner, count: int) -> tuple[str, ...
 
 
 def make_ray_service_name(policy: str, cluster: str) -> str:
-    """Return the name of the headless Service for a policy's pods in a RayCluster.
-
-    The operator creates the Service, and the injection passes the name to the head's supervisor.
-    """
+    """Return the name of the headless Service for a policy's pods in a RayCluster."""
     return "-".join(("plimsoll", *_make_name_parts(cluster, f"{policy}/{cluster}")))
 
 
 def make_members_service_name(policy: str) -> str:
-    """Return the name of the headless Service for all supervised pods of a policy.
-
-    The Service shows which pods are ready, even if they get requests only from an InferencePool.
-    """
+    """Return the name of the headless Service for all supervised pods of a policy."""
     return "-".join(("plimsoll", *_make_name_parts(policy, policy)))
 
 
+# An object's name consists of these parts. The hash makes it unique.
 def _make_name_parts(name: str, unique_text: str) -> list[str]:
-    """Return at most 32 valid characters of ``name``, and a hash of ``unique_text``.
-
-    An object's name consists of these parts. The hash makes it unique.
-    """
     shown = re.sub(r"[^a-z0-9]+", "-", name.lower())[:32].strip("-")
     return [*filter(None, (shown,)), hashlib.sha256(unique_text.encode()).hexdigest()[:12]]
 
@@ -265,7 +250,7 @@ def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
 
 
 def parse_replicas(text: str) -> list[tuple[str, ...]]:
-    """Parse the output of :func:`format_replicas`. Return the names of the pods of each replica."""
+    """Parse the output of :func:`format_replicas`; return the pods of each replica."""
     return [tuple(one.split(",")) for one in text.split()]
 
 
@@ -275,7 +260,7 @@ def format_roles(pods: Mapping[PodRole, Iterable[str]]) -> str:
 
 
 def parse_roles(text: str) -> dict[PodRole, tuple[str, ...]]:
-    """Parse the output of :func:`format_roles`. Unknown roles are omitted."""
+    """Parse the output of :func:`format_roles`; unknown roles are omitted."""
     pods_by_role = {}
     for entry in text.split():
         role, _, names = entry.partition("=")
