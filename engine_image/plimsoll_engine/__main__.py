@@ -13,12 +13,7 @@ from plimsoll_engine import settings
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that prints an error as one line and exits with status 2.
-
-    Flags cannot be abbreviated, so that the operator finds the flags that it reserves by their
-    names.
-    """
-
+    # Flags cannot be abbreviated, so that the operator finds the flags that it reserves by name.
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 

@@ -8,15 +8,10 @@ If several files define the same value, the precedence is that of transformers a
 - A token is special if tokenizer.json or tokenizer_config.json marks it, or if a field of
   tokenizer_config.json such as pad_token names it (transformers).
 - Truncation and padding in tokenizer.json are ignored, because training scripts leave them behind.
-  transformers sets both for each call.
 - A token ID is valid if it is below the model's vocab_size and at most the largest ID in the
   vocabulary. The vocabulary may have gaps.
-- Sampling defaults are the fields of generation_config.json that vLLM uses (``--generation-config
-  auto``), regardless of do_sample.
 - The chat template comes from the first of these that exists: ``--chat-template``,
   chat_template.jinja, chat_template.json, tokenizer_config.json.
-- A checkpoint may have several chat templates, each with a name. The template ``tool_use`` is for
-  chats with tools. The name of a template in additional_chat_templates is its file's stem.
 """
 
 from __future__ import annotations
@@ -40,8 +35,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 MODEL_CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 DEFAULT_TEMPLATE_NAME, TOOLS_TEMPLATE_NAME = "default", "tool_use"
+# Special tokens that chat templates can use as variables.
 TEMPLATE_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""Names of the special tokens that chat templates can use as variables."""
+# Minimum and maximum of each sampling default in generation_config.json.
 SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (math.ulp(0.0), 1),
@@ -50,7 +46,6 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100),
     "max_new_tokens": (1, 1 << 31),
 }
-"""Minimum and maximum of each sampling default that is read from generation_config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +57,7 @@ class Checkpoint:
         special_tokens: Text of each special token, by its name in TEMPLATE_TOKEN_NAMES.
         chat_templates: Source of each chat template, by name.
         sampling_defaults: Values of sampling fields for requests that omit them.
-        sources: Names of the files that define ``stop_token_ids``, ``chat_template`` and
-            ``sampling``, by these three keys.
+        sources: Files that define ``stop_token_ids``, ``chat_template`` and ``sampling``.
 
     """
 
@@ -80,11 +74,10 @@ class Checkpoint:
     def read(
         cls, folder: Path, chat_template: Path | None = None, generation_config: str = "auto"
     ) -> Checkpoint:
-        """Read the checkpoint in ``folder``.
+        """Read the checkpoint in ``folder``. Raises UsageError.
 
-        ``chat_template`` is a file that replaces the checkpoint's chat templates. Sampling defaults
-        are read only if ``generation_config`` is ``auto``. Raises UsageError, which names the file
-        and field.
+        The file ``chat_template`` replaces the checkpoint's chat templates. Sampling defaults are
+        read only if ``generation_config`` is ``auto``.
         """
         settings = read_json(folder / TOKENIZER_CONFIG_FILE)
         tokenizer = _load_tokenizer(folder, settings)
@@ -116,10 +109,7 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in ``file``; {} if the file does not exist.
-
-    Raises UsageError if the file cannot be read or contains anything else.
-    """
+    """Return the JSON object in ``file``; {} if the file does not exist. Raises UsageError."""
     try:
         data = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -154,7 +144,6 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """Yield the text of each special token in tokenizer_config.json."""
     where = f"{folder / TOKENIZER_CONFIG_FILE}: field"
     for name, value in settings.items():
         if name.endswith("_token") and value and not isinstance(value, bool):
@@ -184,10 +173,7 @@ def _get_token_text(value: Any, field: str) -> str:
 
 
 def _count_vocabulary(folder: Path, tokenizer: Tokenizer) -> int:
-    """Return the largest token ID that both the tokenizer and the model support, plus one.
-
-    On a GPU, a larger token ID would cause an error that ends the worker.
-    """
+    # On a GPU, a larger token ID would cause an error that ends the worker.
     numbers = tokenizer.get_vocab(with_added_tokens=True).values()
     config = read_json(folder / MODEL_CONFIG_FILE)
     size = _get_text_config(config).get("vocab_size", config.get("vocab_size"))
@@ -252,11 +238,7 @@ def _read_sampling_defaults(folder: Path) -> dict[str, float]:
 def _read_templates(
     folder: Path, settings: dict[str, Any], template_file: Path | None
 ) -> tuple[dict[str, str], str]:
-    """Return the chat templates by name, and the name of the file with the default template.
-
-    ``template_file`` is the value of ``--chat-template``. The file name is empty if there is no
-    default template.
-    """
+    # Templates by name, and the file of the default template; empty if there is none.
     try:
         if template_file is not None:
             return {

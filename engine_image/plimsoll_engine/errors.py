@@ -1,25 +1,21 @@
-"""Errors that end more than one request, by the process that must be replaced.
+"""Errors that end more than one request.
 
 Any other error during a step fails only the request that caused it (``core/engine_core.py``).
-``frontend/workers/failures.py`` decides what to restart after a worker has ended.
 """
 
 from __future__ import annotations
 
 
 class UsageError(Exception):
-    """A flag, path or variable is invalid. The message names the value and says what to do."""
+    """A flag, path or variable is invalid."""
 
 
 class SettingsError(ValueError):
-    """A setting is invalid, so every later start would also fail. The message names the flag."""
+    """A setting is invalid, so every later start would also fail."""
 
 
 class LoadError(Exception):
-    """The checkpoint or adapter is invalid, so every later load would also fail.
-
-    The message names the file, tensor or field.
-    """
+    """The checkpoint or adapter is invalid, so every later load would also fail."""
 
 
 class FatalWorkerError(RuntimeError):
@@ -27,17 +23,11 @@ class FatalWorkerError(RuntimeError):
 
 
 class DeviceLostError(FatalWorkerError):
-    """The device no longer responds.
-
-    A CUDA error persists for the life of the process, so only a new worker can use the device.
-    """
+    """The device no longer responds. Only a new process can use it again."""
 
 
 class RanksLostError(FatalWorkerError):
-    """The process group of the ranks has failed. Only a new worker can form another one.
-
-    ``rank_exited`` is True if a rank exited. The rank's parent process then logs the reason.
-    """
+    """The process group of the ranks has failed, for example because a rank exited."""
 
     def __init__(self, message: str, has_rank_exited: bool = False) -> None:
         super().__init__(message)
@@ -45,8 +35,8 @@ class RanksLostError(FatalWorkerError):
 
 
 class GrammarServerLostError(FatalWorkerError):
-    """The server that compiles grammars has exited. Only a new worker can start another one."""
+    """The process that compiles grammars has exited, and this worker cannot start another one."""
 
 
 class WarmUpError(FatalWorkerError):
-    """The model failed during the warm-up. The message includes the model's own error message."""
+    """The model failed during the warm-up."""

@@ -1,7 +1,6 @@
-"""preStop hook: drain the engine of this pod.
+"""preStop hook: wait while the pod's endpoints are removed, then drain its engine.
 
-While the hook runs, the pod's endpoints are being removed. The hook therefore waits for a few
-seconds before it drains the engine. It uses only the standard library, so that it starts fast.
+It uses only the standard library, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class DrainRefusedError(Exception):
 
 
 def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
-    """Drain the engine, and return the exit status. Errors are printed.
+    """Drain the engine and print errors. Return the exit status.
 
     The status is 0 if the engine is drained or no longer runs, 1 if the drain failed, and 2 if the
     token cannot be read.
@@ -64,7 +63,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
 
 
 def _start_drain(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
-    """Start a drain. Ignore status 409, because the caller tries again."""
+    # The caller tries again after status 409.
     body = {
         "operation_id": f"prestop-{epoch.replace(':', '-')}-{time.time_ns()}",
         "expected_epoch": epoch,

@@ -1,7 +1,6 @@
 """Frontend process: two HTTP servers and the engine on one event loop, from start to exit.
 
-The event loop is uvloop's. asyncio's own loop leaves a reference cycle for each connection, and the
-full garbage collections that free these cycles would block all streams.
+The event loop is uvloop's, because asyncio's leaves a reference cycle for each connection.
 """
 
 from __future__ import annotations
@@ -50,28 +49,26 @@ from plimsoll_engine.settings import PORTS_FILE_NAME, Settings
 log = logging.getLogger(__name__)
 
 ADMIN_TOKEN_TIMEOUT_S = 30.0
-"""Maximum time to wait for the admin token at startup."""
 MAX_ADMIN_CONNECTIONS = 64
+# Request bodies of the admin API in memory, all together.
 MAX_ADMIN_BODIES_BYTES = 1 << 20
-"""Maximum total size of all request bodies of the admin API in memory."""
+# File descriptors that client connections cannot use.
 RESERVED_FILE_DESCRIPTORS = 256
-"""Number of file descriptors that are not available to client connections."""
 # After a shutdown, all requests have been answered. Slow clients need this time to read.
 HTTP_CLOSE_TIMEOUT_S = 2
 LISTEN_BACKLOG = 2048
+# A connection ends four intervals after its client has disappeared.
 TCP_KEEPALIVE_INTERVAL_S = 30
-"""TCP keepalive interval. A connection ends four intervals after its client has disappeared."""
 
 
 class _Server(uvicorn.Server):
-    """HTTP server that handles no signals, because the process has two servers."""
-
+    # Without signal handlers, because the process has two servers.
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
         self.connections = connections
 
     async def on_tick(self, counter: int) -> bool:
-        """Close timed-out connections once a second. uvicorn calls this ten times a second."""
+        # uvicorn calls this ten times a second.
         if counter % 10 == 0:
             self.connections.close_timed_out()
         return await super().on_tick(counter)
@@ -81,20 +78,16 @@ class _Server(uvicorn.Server):
         yield
 
     def close_connections(self) -> None:
-        """Close idle connections at once, and the others after their response.
-
-        Clients with keep-alive connections then reconnect, and the Service routes them to another
-        pod.
-        """
+        # Clients with keep-alive connections then reconnect, and the Service routes them to another
+        # pod.
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
 
 def read_admin_token(file: Path, timeout_s: float) -> str:
-    """Return the admin token in ``file``. Raises UsageError if there is none.
+    """Return the admin token in ``file``. Raises UsageError.
 
-    In a pod, wait up to ``timeout_s`` seconds for the supervisor to write the file. Outside
-    Kubernetes, create the file if it is missing, because there may be no supervisor.
+    In a pod, wait for the supervisor to write the file. Elsewhere, create a missing file.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         try:
@@ -156,7 +149,7 @@ def _report_run_dir_errors(settings: Settings) -> Iterator[None]:
 
 
 def _write_ports(settings: Settings, port: int, admin_port: int, boot_id: str) -> None:
-    """Write the ports to the run directory, for callers that started the engine with port 0."""
+    # For callers that started the engine with port 0.
     content: dict[str, Any] = {
         "pid": os.getpid(),
         "port": port,
@@ -177,10 +170,7 @@ def _write_stacks_on_sigusr1(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal, a shutdown call or a failure. Return the exit status.
-
-    Raises UsageError if a setting, the checkpoint or the run directory is invalid.
-    """
+    """Serve until a signal, a shutdown or a failure. Return the exit status. Raises UsageError."""
     set_subreaper()  # so that it becomes the parent of workers whose zygote has been killed
     host_memory.set_mmap_threshold()
     with _report_run_dir_errors(settings):
@@ -294,7 +284,6 @@ async def _serve(
 
 
 def _compute_max_connections(settings: Settings) -> int:
-    """Return the maximum number of connections that the settings and the open-file limit allow."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted + RESERVED_FILE_DESCRIPTORS:

@@ -1,4 +1,4 @@
-"""Settings of ``python -m plimsoll_engine serve``: flags and environment, validated together."""
+"""Settings of ``python -m plimsoll_engine serve``: flags and environment."""
 
 from __future__ import annotations
 
@@ -27,26 +27,22 @@ from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import DEFAULT_MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
+# Names of vLLM. All select the format in api/reasoning.py.
 REASONING_PARSERS = "qwen3", "deepseek_r1"
-"""Values of ``--reasoning-parser``, as in vLLM. All select the format in ``api/reasoning.py``."""
 WORKER_SOCKET_NAME = "worker.sock"
 WEIGHTS_SOCKET_NAME = "weights.sock"
+# File in the run directory with the engine's ports.
 PORTS_FILE_NAME = "engine.json"
-"""Name of the file in the run directory that contains the engine's ports."""
 
 
+# Requests with a lower number run first. The default is 0, so clients can only lower the priority.
 DEFAULT_PRIORITY_RANGE = 0, (1 << 31) - 1
-"""Default range of the priority in requests. Requests with a lower number run first.
-
-A request without a priority has priority 0. By default, clients can thus only lower the priority.
-"""
 
 
 class StandbyPolicy(StrEnum):
-    """Policy for the standby worker, which is prepared to replace the serving worker.
+    """When to keep a standby worker, which is prepared to replace the serving worker.
 
-    With ``on-suspicion``, a standby exists while a client of the admin API holds a lease. The
-    client is usually the supervisor.
+    With ``on-suspicion``, it exists while a client of the admin API holds a lease.
     """
 
     NEVER = "never"
@@ -55,7 +51,7 @@ class StandbyPolicy(StrEnum):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the engine. Times are in seconds.
+    """Settings of the engine.
 
     Attributes:
         max_queued: Maximum number of unanswered requests, including running ones.
@@ -303,10 +299,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def create_settings(
     flags: argparse.Namespace, environ: Mapping[str, str] | None = None
 ) -> Settings:
-    """Return the settings that ``flags`` and ``environ`` define.
-
-    Raises UsageError for an invalid path or variable.
-    """
+    """Return the settings that ``flags`` and ``environ`` define. Raises UsageError."""
     environ = os.environ if environ is None else environ
     inject = environ.get(INJECT_VARIABLE, "")
     if inject and not flags.allow_inject:
@@ -388,10 +381,6 @@ def create_settings(
 
 
 def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
-    """Return the settings of speculative decoding; None if it is off.
-
-    The path of a draft model is resolved, and its tokens are checked.
-    """
     if flags.speculative_config is None:
         return None
     try:
@@ -424,7 +413,7 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
 
 
 def _read_tokens(checkpoint: Path) -> tuple[object, object]:
-    """Return the vocabulary and the added tokens in tokenizer.json of ``checkpoint``."""
+    # Vocabulary and added tokens.
     file = checkpoint / "tokenizer.json"
     try:
         content = json.loads(file.read_bytes())

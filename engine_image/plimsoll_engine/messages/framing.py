@@ -1,7 +1,4 @@
-"""Framing of messages on a stream socket: a 4-byte big-endian length, then the body.
-
-The frontend reads frames with asyncio. The worker's processes read them from a non-blocking socket.
-"""
+"""Framing of messages on a stream socket: a 4-byte big-endian length, then the body."""
 
 from __future__ import annotations
 

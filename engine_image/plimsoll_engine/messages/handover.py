@@ -1,10 +1,7 @@
 """Handover of the KV pool from a worker to its successor: block tables with checksums.
 
-The keys and values stay in the weight server's memory. The old worker sends this message after its
-last step, and the frontend passes it on without decoding it. The successor checks the whole message
-before it uses a block. If a check fails, the requests are prefilled again.
-
-This module must not import torch, because the frontend imports it.
+The keys and values stay in the weight server's memory. This module must not import torch, because
+the frontend imports it.
 """
 
 from __future__ import annotations
@@ -18,8 +15,8 @@ import msgspec
 
 HANDOVER_MAGIC = b"plimsoKV"
 HANDOVER_VERSION = 1
+# Enough for two million blocks.
 MAX_HANDOVER_BYTES = 64 << 20
-"""Maximum size of a handover message: block tables with two million blocks."""
 DIGEST_BYTES = 32
 _HEADER = struct.Struct(f">8sH{DIGEST_BYTES}s")
 _VERSION_FIELD = struct.Struct(">H")
@@ -31,26 +28,26 @@ class HandoverOutcome(StrEnum):
     """Outcome of the handover of the KV pool in a planned restart."""
 
     HANDED_OVER = "handed_over"
+    # The restart does not keep the weights, carries over no requests, or has no successor.
     NOT_ASKED = "not_asked"
-    """The restart does not keep the weights, carries over no requests, or has no successor."""
+    # No weight server holds the KV pool, so the worker's exit frees the pool.
     NO_HOLDER = "no_holder"
-    """No weight server holds the KV pool, so the worker's exit frees the pool."""
+    # The old worker hung, crashed or lost its device before it sent the handover.
     WORKER_LOST = "worker_lost"
-    """The old worker hung, crashed or lost its device before it sent the handover."""
     SUCCESSOR_LOST = "successor_lost"
+    # The old worker or a third worker can possibly still write to the pool.
     UNFENCED = "unfenced"
-    """The old worker or a third worker can possibly still write to the pool."""
     TOO_LARGE = "too_large"
+    # The checksum or the format of the message is wrong.
     DAMAGED = "damaged"
-    """The checksum or the format of the message is wrong."""
     OTHER_VERSION = "other_version"
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
     BAD_TABLES = "bad_tables"
+    # The contents of a block differ from its checksum.
     BAD_CONTENTS = "bad_contents"
-    """The contents of a block differ from its checksum."""
+    # An unexpected error occurred in one of the workers.
     FAILED = "failed"
-    """An unexpected error occurred in one of the workers."""
 
 
 class HandoverRefusedError(Exception):
@@ -69,7 +66,7 @@ class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PoolLayout(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of the KV pool. A handover requires equal layouts in both workers.
+    """Layout of the KV pool, which must be equal in both workers of a handover.
 
     Attributes:
         weights: Identity of the shared weights, assigned by the weight server.
@@ -93,7 +90,7 @@ class BlockTable(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         computed: Number of tokens whose keys and values are in the blocks.
         blocks: Numbers of the blocks, in the order of the tokens.
-        hashes: Prefix hash of each full block, over all tokens up to the end of the block.
+        hashes: Prefix hash of each full block.
         tail: Prefix hash of the partly filled last block; empty without such a block.
         sums: Checksum of each block's contents.
         started_at: Time of the request's first token in CLOCK_MONOTONIC seconds.
@@ -114,8 +111,7 @@ class BlockTable(msgspec.Struct, array_like=True, frozen=True):
 class Handover(msgspec.Struct, array_like=True, frozen=True):
     """Block tables of all running requests.
 
-    ``used_blocks`` is the number of distinct blocks in the tables. ``block_references`` counts each
-    block once for each table that contains it.
+    ``used_blocks`` counts each block once, ``block_references`` once for each table with it.
     """
 
     layout: PoolLayout
@@ -129,7 +125,7 @@ _decoder = msgspec.msgpack.Decoder(Handover)
 
 
 def encode_handover(handover: Handover) -> bytes:
-    """Return the handover as a message. Raises :class:`HandoverRefusedError` if it is too large."""
+    """Return the handover as a message. Raises HandoverRefusedError if it is too large."""
     body = _encoder.encode(handover)
     if len(body) > MAX_HANDOVER_BYTES - _HEADER.size:
         raise HandoverRefusedError(
@@ -143,7 +139,7 @@ def encode_handover(handover: Handover) -> bytes:
 
 
 def decode_handover(data: bytes) -> Handover:
-    """Return the handover in a message. Raises :class:`HandoverRefusedError` if it is invalid."""
+    """Return the handover in a message. Raises HandoverRefusedError if it is invalid."""
     if not _HEADER.size <= len(data) <= MAX_HANDOVER_BYTES:
         raise HandoverRefusedError(
             HandoverOutcome.DAMAGED,

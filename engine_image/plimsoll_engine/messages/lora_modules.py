@@ -12,8 +12,7 @@ NonEmptyText = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, patter
 class LoraModule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """LoRA adapter that the engine loads at startup.
 
-    ``base_model_name`` is the ``parent`` of the adapter in ``/v1/models``; by default, the served
-    model's name.
+    ``base_model_name`` is the adapter's ``parent`` in ``/v1/models``.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]

@@ -1,9 +1,7 @@
 """Messages between rank 0 of a worker and its other ranks: commands and replies.
 
-Messages are framed as in :mod:`plimsoll_engine.messages.framing`. Every rank runs commands in the
-order in which rank 0 sends them. Rank 0 also runs the same steps, so all ranks launch the same
-collectives in the same order. :class:`Step`, :class:`PrepareGraphs` and :class:`CaptureGraph` get
-no reply, because the ranks synchronise in their collectives.
+Every rank runs the commands in the same order. Commands that launch collectives get no reply,
+because the collectives synchronise the ranks.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 
 @dataclass(slots=True)
 class Inputs:
-    """Input arrays of a step, on the host. A row is a token of the step.
+    """Input arrays of a step, with one row per token, on the host.
 
-    The other arrays mean the same as in a
-    :class:`~plimsoll_engine.kernels.step_plan.StepPlan`. Its ``write_slots`` are ``slots`` here.
+    The other arrays are those of :class:`~plimsoll_engine.kernels.step_plan.StepPlan`, whose
+    ``write_slots`` are ``slots`` here.
 
     Attributes:
         ids: Token ID of each row that has no source.
@@ -50,10 +48,10 @@ class Inputs:
     fresh: tuple[int, ...]
     scored: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     targets: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    # Number of top log probabilities to return for each scored row.
     most: int = 0
-    """Number of top log probabilities to return for each scored row."""
+    # Whether sampling is greedy in every row and no request needs logits.
     greedy: bool = False
-    """Whether sampling is greedy in every row and no request needs logits."""
 
     @property
     def is_decode_only(self) -> bool:
@@ -65,11 +63,7 @@ class Inputs:
 
 
 class CreatePool(msgspec.Struct, tag="pool"):
-    """Command: allocate a KV pool. If ``shared`` is True, map the weight server's pool instead.
-
-    The pool has the keys and values of the model's first ``layers`` layers. The reply is
-    :class:`PoolReply`.
-    """
+    """Command: allocate a KV pool, or map the weight server's pool if ``shared``."""
 
     num_blocks: int
     block_size: int
@@ -90,10 +84,7 @@ class Step(msgspec.Struct, tag="step"):
 
 
 class PrepareGraphs(msgspec.Struct, tag="graphs"):
-    """Command: call :meth:`plimsoll_engine.core.execute.forward.Forward.capture_graphs`.
-
-    The fields are the parameters of that method.
-    """
+    """Command: prepare the capture of CUDA graphs, as in ``Forward.capture_graphs``."""
 
     max_rows: int
     max_blocks: int
@@ -106,11 +97,11 @@ class CaptureGraph(msgspec.Struct, tag="capture"):
 
 
 class ReleasePool(msgspec.Struct, tag="drop"):
-    """Command: release the KV pool and the CUDA graphs. The reply is :class:`Acknowledgement`."""
+    """Command: release the KV pool and the CUDA graphs."""
 
 
 class MeasureFreeMemory(msgspec.Struct, tag="measure"):
-    """Command: measure the free device memory. The reply is :class:`FreeMemory`."""
+    """Command: measure the free device memory."""
 
 
 class Freeze(msgspec.Struct, tag="freeze"):
@@ -118,18 +109,15 @@ class Freeze(msgspec.Struct, tag="freeze"):
 
 
 class ReportMemory(msgspec.Struct, tag="account"):
-    """Command: report the memory of this rank. The reply is :class:`RankReport`."""
+    """Command: report the memory of this rank."""
 
 
 class TrimRank(msgspec.Struct, tag="trim"):
-    """Command: free cached memory. The reply is :class:`RankTrimReport`."""
+    """Command: free cached memory."""
 
 
 class Shutdown(msgspec.Struct, tag="end"):
-    """Command: release all memory, reply, and exit when the connection closes.
-
-    The reply is :class:`RankShutdownReport`.
-    """
+    """Command: release all memory, reply, and exit when the connection closes."""
 
 
 Command = (
@@ -142,14 +130,14 @@ Command = (
 
 
 class RankHello(msgspec.Struct, tag="joining"):
-    """First message of a rank: the device works, and the rank waits to join the process group."""
+    """First message of a rank: the device works."""
 
     rank: int
     pid: int
 
 
 class RankReady(msgspec.Struct, tag="loaded"):
-    """Second message of a rank: the rank has loaded its shard of the model, and takes commands."""
+    """Second message of a rank: its shard of the model is loaded."""
 
 
 class Acknowledgement(msgspec.Struct, tag="done"):
@@ -159,9 +147,7 @@ class Acknowledgement(msgspec.Struct, tag="done"):
 class PoolReply(msgspec.Struct, tag="pool_made"):
     """Reply: the rank has its KV pool.
 
-    ``weights`` and ``memory`` are the identities that the weight server assigned to the mapped
-    weights and pool; empty if nothing is mapped. ``is_sole_writer`` is as in
-    :class:`plimsoll_engine.messages.weight_ipc.PoolClaimReply`.
+    The weight server assigns ``weights`` and ``memory``, the identities of mapped weights and pool.
     """
 
     weights: bytes = b""
@@ -198,8 +184,7 @@ class RankTrimReport(msgspec.Struct, tag="trimmed"):
 class RankShutdownReport(msgspec.Struct, tag="ended"):
     """Reply: the rank has released its memory.
 
-    Device bytes are as in :class:`plimsoll_engine.messages.worker_ipc.StopResult`. ``fenced`` means
-    that this rank can no longer write to the KV pool.
+    ``fenced`` means that this rank can no longer write to the KV pool.
     """
 
     device_allocated: int | None
@@ -208,7 +193,7 @@ class RankShutdownReport(msgspec.Struct, tag="ended"):
 
 
 class RankError(msgspec.Struct, tag="failed"):
-    """Reply: the command failed. The fields are as in :class:`.worker_ipc.WorkerFailure`."""
+    """Reply: the command failed."""
 
     message: str
     permanent: bool = False

@@ -8,8 +8,8 @@ import msgspec
 
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP_TOKENS = 64
+# vLLM's default if neither prompt_lookup_min nor prompt_lookup_max is set.
 DEFAULT_LOOKUP_TOKENS = 5
-"""vLLM's default if neither prompt_lookup_min nor prompt_lookup_max is set."""
 
 LookupLength = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOOKUP_TOKENS)]
 
@@ -17,9 +17,8 @@ LookupLength = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOOKUP_TOKENS)]
 class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Settings of speculative decoding.
 
-    Each step verifies up to ``num_speculative_tokens`` draft tokens per request. The method
-    ``ngram`` searches the request's own tokens for its last ``prompt_lookup_min`` to
-    ``prompt_lookup_max`` tokens. The method ``draft_model`` runs the smaller ``model``.
+    The method ``ngram`` looks up the request's last tokens in its own tokens; ``draft_model`` runs
+    the smaller ``model``.
     """
 
     method: Literal["ngram", "draft_model"]
@@ -30,17 +29,16 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def ngram_lengths(self) -> tuple[int, int]:
-        """Minimum and maximum number of tokens to search for.
+        """Minimum and maximum number of tokens to look up.
 
-        If only one of the two fields is set, its value is used for both. If neither is set,
-        both numbers are :data:`DEFAULT_LOOKUP_TOKENS`.
+        If only one of the two fields is set, it is both numbers.
         """
         longest = self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP_TOKENS
         return self.prompt_lookup_min or longest, longest
 
 
 def parse_speculative(text: str) -> Speculative:
-    """Return the settings in a JSON object. Raises ValueError, which names the invalid field."""
+    """Return the settings in a JSON object. Raises ValueError."""
     try:
         found = msgspec.json.decode(text, type=Speculative)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,12 +1,7 @@
 """Messages between a worker and the weight server, on a Unix stream socket.
 
-A connection is a mapping of one rank. The worker requests the weights, then the KV pool. The weight
-server frees no memory while a mapping exists. A worker that exits normally sends
-:class:`MappingReleased`. If a connection ends without this message, the worker has crashed. The
-weight server then verifies the weights before it maps them again.
-
-A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether this
-worker is the only writer. Any other writer may have changed the pool since the predecessor stopped.
+A connection is a mapping of one rank. If it ends without :class:`MappingReleased`, the worker has
+crashed, and the weight server verifies the weights before it maps them again.
 """
 
 from __future__ import annotations
@@ -34,9 +29,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class SharedWeights(msgspec.Struct, tag="weights"):
-    """Reply: the shared weights.
+    """Reply: the shared weights, as a CUDA IPC ``handle`` or a file descriptor.
 
-    ``handle`` is a CUDA IPC handle. If it is None, a file descriptor is sent with the message.
     ``identity`` is a hash of the weights' bytes and of their layout.
     """
 
@@ -46,9 +40,9 @@ class SharedWeights(msgspec.Struct, tag="weights"):
 
 
 class SharedPool(msgspec.Struct, tag="pool"):
-    """Reply: the shared KV pool. Without a pool, ``nbytes`` is 0 and ``identity`` is empty.
+    """Reply: the shared KV pool, as a CUDA IPC ``handle`` or a file descriptor.
 
-    ``handle`` is as in :class:`SharedWeights`. ``identity`` is random and unique to this memory.
+    Without a pool, ``nbytes`` is 0. ``identity`` is random and unique to this memory.
     """
 
     nbytes: int
@@ -57,19 +51,13 @@ class SharedPool(msgspec.Struct, tag="pool"):
 
 
 class PoolClaimReply(msgspec.Struct, tag="claimed"):
-    """Reply: the worker may write to the pool.
-
-    ``is_sole_writer`` is True if no other worker may write to the pool.
-    """
+    """Reply: the worker may write to the pool. No other worker may if ``is_sole_writer``."""
 
     is_sole_writer: bool
 
 
 class MappingRefusal(msgspec.Struct, tag="refused"):
-    """Reply: the memory cannot be shared.
-
-    ``permanent`` means that the checkpoint or a setting is invalid, so a retry would also fail.
-    """
+    """Reply: the memory cannot be shared. If ``permanent``, a retry would also fail."""
 
     message: str
     permanent: bool
@@ -85,10 +73,7 @@ class WeightsRequest(msgspec.Struct, tag="weights_asked"):
 
 
 class PoolRequest(msgspec.Struct, tag="pool_asked"):
-    """Request: the KV pool of the same rank, or a new pool of ``nbytes`` bytes if there is none.
-
-    If ``nbytes`` is 0, no pool is created.
-    """
+    """Request: the KV pool of the same rank, or a new pool of ``nbytes`` bytes if there is none."""
 
     nbytes: int
 
@@ -109,16 +94,13 @@ _request_decoder = msgspec.msgpack.Decoder(Request)
 
 
 class MappingLostError(ConnectionError):
-    """The connection to the weight server failed, so the worker loses its weights and KV pool."""
+    """The connection to the weight server failed."""
 
 
 def send_message(
     connection: socket.socket, message: Reply | Request, fd: int | None = None
 ) -> None:
-    """Send ``message``, together with the file descriptor ``fd`` if it is set.
-
-    Raises :class:`MappingLostError` if the connection fails.
-    """
+    """Send ``message``, with the file descriptor ``fd`` if set. Raises MappingLostError."""
     data = add_length_prefix(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
@@ -129,22 +111,19 @@ def send_message(
 
 
 def receive_reply(connection: socket.socket) -> tuple[Reply, int | None]:
-    """Return the weight server's reply, and its file descriptor or None.
-
-    Raises :class:`MappingLostError` if the connection fails.
-    """
+    """Return the reply and its file descriptor, if any. Raises MappingLostError."""
     body, fds = _receive_frame(connection)
     return _reply_decoder.decode(body), fds[0] if fds else None
 
 
 def receive_request(connection: socket.socket) -> Request:
-    """Return a worker's next request. Raises :class:`MappingLostError`."""
+    """Return a worker's next request. Raises MappingLostError."""
     request: Request = _request_decoder.decode(_receive_frame(connection)[0])
     return request
 
 
 def _receive_frame(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return the body of a frame and its file descriptors. Raises :class:`MappingLostError`."""
+    # Message body and file descriptors.
     data = bytearray()
     fds: list[int] = []
     wanted = LENGTH_PREFIX.size

@@ -1,9 +1,7 @@
 """Messages between the frontend and its worker, on a Unix stream socket in the run directory.
 
-Messages are framed as in :mod:`plimsoll_engine.messages.framing`. The worker connects after its
-fork, and sends :class:`Hello` first. The frontend closes connections from workers of other epochs.
-
-This module must not import torch, because the frontend imports it.
+The worker connects after its fork, and sends :class:`Hello` first. This module must not import
+torch, because the frontend imports it.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
         text: JSON schema, regular expression, or Lark grammar in llguidance's dialect, by ``kind``;
             empty for ``json_object``.
         field: Name of the request field, for error messages.
-        tool_fields: In a grammar of forced tool calls, the request field of each tool's schema. The
-            rules of schema N begin with ``tool_N``.
+        tool_fields: Request field of each schema N of tools, whose rules begin with ``tool_N``.
 
     """
 
@@ -47,9 +44,8 @@ class Sampling(msgspec.Struct, array_like=True):
         repetition_penalty: Penalty for tokens in prompt and output; 1 disables it.
         logit_bias: Value to add to the logit, by token ID.
         min_tokens: Length of the output up to which stop tokens are suppressed.
-        logprobs: Number of top log probabilities to return for each output token; None disables
-            them.
-        prompt_logprobs: The same for each prompt token. The reply is :class:`PromptScores`.
+        logprobs: Number of top log probabilities per output token; None disables them.
+        prompt_logprobs: Number of top log probabilities per prompt token; None disables them.
         allowed_token_ids: The only tokens that may be sampled; None allows all.
         bad_words: Token sequences that the output must not contain.
         logprob_token_ids: Tokens whose log probabilities are returned instead of the top tokens'.
@@ -84,13 +80,12 @@ class Media(msgspec.Struct, array_like=True):
     """Image or audio clip of a prompt, as a tensor for the model's encoder.
 
     Attributes:
-        key: Hash of the content and of the processing settings. Equal keys have equal tensors.
+        key: Hash of the content and of the processing settings.
         start: Index of the first placeholder token in the prompt.
         length: Number of placeholder tokens; 0 for models with cross-attention.
         tokens: Number of tokens that the encoder output takes in the encoder cache.
-        data: Little-endian tensor of ``shape`` and ``dtype``; None if the worker's receiver cache
-            has the tensor.
-        keep: Whether the receiver cache stores the tensor.
+        data: Little-endian tensor of ``shape`` and ``dtype``; None if the worker has cached it.
+        keep: Whether the worker must cache the tensor.
 
     """
 
@@ -119,15 +114,14 @@ class Submit(msgspec.Struct, tag="submit"):
     """Command: run a request, and further ``choices`` of its prompt.
 
     Attributes:
-        output_ids: Tokens that an earlier epoch generated. They count towards
+        output_ids: Tokens that an earlier worker generated. They count towards
             ``sampling.max_tokens``.
-        priority: Requests with a lower number run first. Requests of equal priority are admitted
-            fairly between tenants.
+        priority: Requests with a lower number run first.
         arrived: Time of arrival in CLOCK_MONOTONIC seconds.
         deadline_s: Seconds after ``arrived`` at which the request fails.
         cache_salt: Only requests with equal salts share cached prefixes.
         media: Images and audio clips, in the order of the prompt.
-        forget: Media keys that the receiver cache evicts before it stores ``media``.
+        forget: Keys of cached media to remove before ``media`` is cached.
         adapter: Number of a loaded adapter; 0 for none.
         attempt: Number of the request's submission. Each reply repeats it.
 
@@ -158,14 +152,14 @@ class Abort(msgspec.Struct, tag="abort"):
 class AbandonedRequests(msgspec.Struct, tag="abandoned"):
     """Message: the requests that the frontend has aborted but the worker still runs.
 
-    The worker counts their memory as lost. Each message replaces the previous one.
+    Each message replaces the previous one.
     """
 
     request_ids: list[str]
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter"):
-    """Command: load the LoRA adapter in the folder ``path``. The reply is an AdapterLoadResult.
+    """Command: load the LoRA adapter in the folder ``path``.
 
     ``number`` identifies the adapter in later submissions and is never reused.
     """
@@ -177,10 +171,7 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter"):
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
-    """Command: unload an adapter once no running request uses it.
-
-    Later submissions do not use the adapter.
-    """
+    """Command: unload an adapter once no running request uses it."""
 
     number: int
 
@@ -198,20 +189,17 @@ class AuditQuery(msgspec.Struct, tag="audit"):
 
 
 class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
-    """Query: collect one diagnostic of the worker. The reply is :class:`DiagnosticReport`."""
+    """Query: collect one diagnostic of the worker."""
 
     query_id: str
     kind: str
 
 
 class TakeOver(msgspec.Struct, tag="take_over"):
-    """Command: claim the KV pool, send Ready and serve. The predecessor has released its memory.
-
-    The predecessor's requests are submitted after Ready, followed by :class:`CarryOverComplete`.
+    """Command: claim the KV pool, send Ready and serve.
 
     Attributes:
-        quick: Whether to skip the warm-up of the largest step. The predecessor has served with the
-            same sizes.
+        quick: Whether to skip the warm-up of the largest step.
         handover: The ``handover`` in the predecessor's :class:`StopResult`. It requires ``quick``,
             because the warm-up writes to the pool.
 
@@ -222,7 +210,7 @@ class TakeOver(msgspec.Struct, tag="take_over"):
 
 
 class CarryOverComplete(msgspec.Struct, tag="carried"):
-    """Message: all carried-over requests are submitted. The reply is :class:`AdoptionResult`.
+    """Message: all carried-over requests are submitted.
 
     The worker then frees the blocks of the handover that no request uses.
     """
@@ -231,11 +219,10 @@ class CarryOverComplete(msgspec.Struct, tag="carried"):
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Command: finish the current step, discard its tokens, and release all memory.
+    """Command: finish the current step and release all memory.
 
-    The reply is :class:`StopResult`. If ``hand_over`` is True, the step's tokens are sent, and the
-    reply has the handover of the KV pool. ``sent`` is the time of sending in CLOCK_MONOTONIC
-    seconds. The worker exits when the frontend closes the socket.
+    If ``hand_over``, the reply has the handover of the KV pool; otherwise, the step's tokens are
+    discarded. ``sent`` is in CLOCK_MONOTONIC seconds.
     """
 
     hand_over: bool = False
@@ -276,8 +263,7 @@ class StartupStage(msgspec.Struct, tag="starting"):
 class Prepared(msgspec.Struct, tag="prepared"):
     """Message: the worker has loaded weights and kernels, and waits for TakeOver.
 
-    ``stages_s`` has the duration of each stage in seconds. ``memory`` is the memory of rank 0, and
-    ``others`` has the memory of the other ranks.
+    ``memory`` is that of rank 0, and ``others`` that of the other ranks.
     """
 
     epoch: int
@@ -293,7 +279,7 @@ class Ready(msgspec.Struct, tag="ready"):
         max_model_len: Maximum number of prompt and output tokens together.
         load_s: Seconds since the fork, including the wait for TakeOver.
         stages_s: Duration of each startup stage in seconds.
-        refusal: Reason why the handover was refused; null if it was accepted or none was sent.
+        refusal: Reason why the handover was refused; None if it was accepted or none was sent.
 
     """
 
@@ -309,8 +295,7 @@ class Ready(msgspec.Struct, tag="ready"):
 class Logprobs(msgspec.Struct, array_like=True):
     """Natural log probabilities of the sampled token and of the top tokens.
 
-    The values are computed before penalties, bias, grammar and temperature apply. ``top_ids`` and
-    ``top`` are in descending order of probability.
+    They are computed before penalties, bias, grammar and temperature apply.
     """
 
     chosen: float
@@ -319,11 +304,7 @@ class Logprobs(msgspec.Struct, array_like=True):
 
 
 class FirstTokenStatistics(msgspec.Struct, array_like=True):
-    """Statistics of a request at its first token.
-
-    ``queued_s`` is the time in the waiting queue in seconds. ``cached_tokens`` is the number of
-    prompt tokens that the prefix cache provided.
-    """
+    """Seconds in the waiting queue, and prompt tokens from the prefix cache, of a request."""
 
     queued_s: float
     cached_tokens: int
@@ -332,9 +313,11 @@ class FirstTokenStatistics(msgspec.Struct, array_like=True):
 class Token(msgspec.Struct, array_like=True):
     """One generated token.
 
-    ``finish_reason`` is ``stop`` or ``length`` on the last token, otherwise null. ``started`` is
-    set on the first token from this worker. ``attempt`` is that of the :class:`Submit`: after a
-    resubmission, tokens of an earlier attempt may still arrive.
+    Attributes:
+        finish_reason: ``stop`` or ``length`` on the last token, otherwise None.
+        started: Set on the first token from this worker.
+        attempt: That of the :class:`Submit`. Tokens of an earlier attempt may arrive late.
+
     """
 
     request_id: str
@@ -358,10 +341,9 @@ class PromptScores(msgspec.Struct, tag="prompt_scores"):
     The messages of a request are sent in order, before its first token. Arrays are little-endian.
 
     Attributes:
-        attempt: As in :class:`Token`.
         chosen: Log probability of each prompt token, as float32.
         ranks: Rank of each prompt token, as int32; 1 is the likeliest.
-        top_ids: IDs of the requested number of top tokens for each prompt token, as int32.
+        top_ids: IDs of the top tokens for each prompt token, as int32.
         top: Log probabilities of ``top_ids``, as float32.
 
     """
@@ -378,8 +360,8 @@ class PromptScores(msgspec.Struct, tag="prompt_scores"):
 class RequestFailure(msgspec.Struct, tag="dropped"):
     """Message: a request ended because of an error that affects no other request.
 
-    ``attempt`` is as in :class:`Token`. ``reason`` is ``invalid``, ``unavailable``, ``deadline`` or
-    ``error``. ``param`` names the invalid field of the request, if known.
+    ``reason`` is ``invalid``, ``unavailable``, ``deadline`` or ``error``. ``param`` names the
+    invalid field of the request, if known.
     """
 
     request_id: str
@@ -390,11 +372,7 @@ class RequestFailure(msgspec.Struct, tag="dropped"):
 
 
 class MissingMedia(msgspec.Struct, tag="media_missing"):
-    """Message: the receiver cache lacks media of a submission.
-
-    The frontend must submit the request again with all tensors. ``attempt`` is as in
-    :class:`Token`.
-    """
+    """Message: the worker lacks media of a submission. Submit it again with all tensors."""
 
     request_id: str
     attempt: int
@@ -402,15 +380,15 @@ class MissingMedia(msgspec.Struct, tag="media_missing"):
 
 
 class Report(msgspec.Struct, tag="report"):
-    """Message: load and memory of the worker, at least once a second, also while idle.
+    """Message: load and memory of the worker, at least once a second.
 
     A block or token is lost if it is in use but no request or cache holds it.
 
     Attributes:
         memory: Memory of rank 0.
         others: Memory of the other ranks.
-        host_blocks_total, host_blocks_lost: Null without KV offload.
-        encoder_tokens_total, encoder_tokens_lost: Null without an encoder.
+        host_blocks_total, host_blocks_lost: None without KV offload.
+        encoder_tokens_total, encoder_tokens_lost: None without an encoder.
         running: IDs of the requests that hold KV blocks.
         capturing: Whether CUDA graphs for decode steps are still missing.
 
@@ -439,7 +417,7 @@ class Report(msgspec.Struct, tag="report"):
 
 
 class AdapterLoadResult(msgspec.Struct, tag="adapter_loaded"):
-    """Reply: the adapter was loaded, or ``error`` gives the reason why not."""
+    """Reply: the adapter was loaded, or ``error`` says why not."""
 
     query_id: str
     number: int
@@ -456,9 +434,11 @@ class TrimResult(msgspec.Struct, tag="trimmed"):
 class AuditReport(msgspec.Struct, tag="audited"):
     """Reply: the findings of an audit.
 
-    ``idle`` is True if the worker was idle, so that the rules of an idle engine were checked too.
-    ``rules`` has the names of all checked rules. ``receiver_keys`` has the keys of the media in the
-    receiver cache.
+    Attributes:
+        idle: Whether the worker was idle, so that the rules of an idle engine were checked too.
+        rules: Names of all checked rules.
+        receiver_keys: Keys of the media that the worker has cached.
+
     """
 
     query_id: str
@@ -490,11 +470,11 @@ class StopResult(msgspec.Struct, tag="stopped"):
     """Reply: all memory is released.
 
     Attributes:
-        device_allocated: Bytes that torch still has allocated on all devices; null on a CPU.
-        device_baseline: Bytes that torch had allocated at the start, before it loaded the model.
+        device_allocated: Bytes that torch still has allocated on all devices; None on a CPU.
+        device_baseline: Bytes that torch had allocated before it loaded the model.
         handover: Handover message (:mod:`plimsoll_engine.messages.handover`), if requested.
         refusal: Reason why the handover is missing.
-        stages_s: Duration of each shutdown stage in seconds, beginning when Stop was sent.
+        stages_s: Duration of each shutdown stage in seconds, since Stop was sent.
         sent: Time of sending in CLOCK_MONOTONIC seconds.
 
     """
@@ -510,8 +490,8 @@ class StopResult(msgspec.Struct, tag="stopped"):
 class WorkerFailure(msgspec.Struct, tag="failed"):
     """Message: the worker cannot continue, and exits.
 
-    ``message`` says what to do. ``permanent`` means that a setting or the checkpoint is invalid, so
-    another worker would also fail.
+    ``permanent`` means that a setting or the checkpoint is invalid, so another worker would also
+    fail.
     """
 
     message: str

@@ -1,15 +1,8 @@
 """Messages between the frontend and the zygote, and the zygote's configuration.
 
-The frontend runs ``python -m plimsoll_engine.worker.zygote --control-fd FD --weights-fd FD --config
-JSON``. The control FD is the zygote's end of a Unix socketpair, and the weights FD is the listening
-socket of the weight server. JSON is a :class:`WorkerConfig`. Messages are framed as in
-:mod:`plimsoll_engine.messages.framing` and encoded as msgpack.
-
-When the frontend exits, the zygote reads the end of the stream, kills its workers and the weight
-server, and exits. If the zygote is killed, these processes survive as children of the frontend,
-which starts another zygote.
-
-This module must not import torch, because the frontend imports it.
+When the frontend exits, the zygote kills its workers and the weight server. If the zygote is
+killed, they survive as children of the frontend. This module must not import torch, because the
+frontend imports it.
 """
 
 from __future__ import annotations
@@ -24,15 +17,12 @@ from plimsoll_api.admin import Role
 from plimsoll_engine.messages.framing import add_length_prefix
 from plimsoll_engine.messages.speculative import Speculative
 
+# Holds about 200 images of 336 x 336 pixels.
 DEFAULT_MEDIA_CACHE_BYTES = 256 << 20
-"""Default size of the media caches in the frontend and in the worker.
-
-A cache of this size holds about 200 images of 336 x 336 pixels.
-"""
 
 
 class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Configuration of all workers that a zygote forks. The worker chooses sizes that are null.
+    """Configuration of all workers that a zygote forks. The worker chooses sizes that are None.
 
     Attributes:
         socket: Path of the frontend's Unix socket.
@@ -43,7 +33,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         tensor_parallel_size: Number of ranks. Each rank is a process.
         max_loras: Maximum number of adapters; 0 disables them.
         kv_cache_dtype: ``auto`` (the model's dtype) or ``fp8``.
-        speculative: Settings of speculative decoding; null disables it.
+        speculative: Settings of speculative decoding; None disables it.
 
     """
 
@@ -75,10 +65,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def make_rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
-    """Return the paths of rank 0's socket and of the process group's store.
-
-    The names are short, because the path of a socket has at most 107 bytes (unix(7)).
-    """
+    """Return the paths of rank 0's socket and of the process group's store."""
     return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
 
 
@@ -98,8 +85,7 @@ def listen(path: str) -> socket.socket:
 class Fork(msgspec.Struct, tag="fork"):
     """Command: fork a rank of a worker, or a weight server.
 
-    ``number`` is the worker's epoch or the weight server's number. Rank 0 of a worker connects to
-    the frontend's socket and sends Hello with this number.
+    ``number`` is the worker's epoch or the weight server's number.
     """
 
     number: int
@@ -130,7 +116,7 @@ class Forked(msgspec.Struct, tag="forked"):
 
 
 class ForkFailed(msgspec.Struct, tag="fork_failed"):
-    """Reply: the fork failed. ``message`` is the reason, such as lack of memory."""
+    """Reply: the fork failed."""
 
     number: int
     message: str

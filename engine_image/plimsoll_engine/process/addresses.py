@@ -9,9 +9,5 @@ _ADDRESS_PATTERN = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")
 
 
 def remove_addresses(text: str) -> str:
-    """Return ``text`` without memory addresses.
-
-    The representation of a Python object, such as ``<_io.BytesIO object at 0x7f…>``, is replaced by
-    its type. Addresses would show where the heap is, which helps attacks on native libraries.
-    """
+    """Return ``text`` without memory addresses, which would help attacks on native libraries."""
     return _ADDRESS_PATTERN.sub("0x…", _OBJECT_PATTERN.sub(r"<\1>", text))

@@ -5,26 +5,19 @@ from __future__ import annotations
 import tracemalloc
 
 MAX_RANKED_LINES = 40
-"""Maximum number of source lines that a report lists."""
 TRACING_OFF_MESSAGE = (
     "tracemalloc is off: start the engine with PYTHONTRACEMALLOC=1 to list allocations"
 )
 
 
 class AllocationReporter:
-    """Reporter of Python allocations by source line, and of their growth since the last report.
-
-    This class never starts tracemalloc, because tracing slows the process down and takes memory.
-    """
+    """Reporter of Python allocations by source line. It never starts tracemalloc."""
 
     def __init__(self) -> None:
         self._last: tracemalloc.Snapshot | None = None
 
     def report(self) -> str:
-        """Return the allocations by source line, and their growth since the last report, as text.
-
-        If tracemalloc is off, the text says how to start it.
-        """
+        """Return the allocations by source line, and their growth since the last report."""
         if not tracemalloc.is_tracing():
             return TRACING_OFF_MESSAGE
         now = tracemalloc.take_snapshot().filter_traces(

@@ -1,8 +1,7 @@
 """Count the full garbage collections of a process, and the objects that they free.
 
-Requests are freed by reference counting, so a full collection should free nothing while the engine
-serves. Otherwise, there is a reference cycle, which is a bug. Frontend and worker report both
-counts with their memory.
+Reference counting frees requests, so a collection that frees objects while the engine serves shows
+a reference cycle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Measure the free host memory, within the limits of the cgroup and the machine.
+"""Measure the free host memory, within the limits of the cgroup (v1 or v2) and the machine.
 
-In a container, ``/sys/fs/cgroup`` is the cgroup of the process. Elsewhere, ``/proc/self/cgroup``
-has its path. cgroup v1 and v2 are supported. Limits of parent cgroups are ignored.
+Limits of parent cgroups are ignored.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from plimsoll_api.control_group import parse_memory_group
 from plimsoll_engine.process.host_memory import read_byte_count
 
 PROC_FOLDER, CGROUP_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
+# By cgroup version: limit file, usage file, and the keys of the page cache in memory.stat.
 _CGROUP_FILES = {
     2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
     1: (
@@ -21,7 +21,6 @@ _CGROUP_FILES = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
-"""Limit file, usage file, and the keys of the page cache in ``memory.stat``, by cgroup version."""
 
 
 def measure_host_headroom(proc: Path = PROC_FOLDER, cgroups: Path = CGROUP_FOLDER) -> int | None:
@@ -35,10 +34,7 @@ def measure_host_headroom(proc: Path = PROC_FOLDER, cgroups: Path = CGROUP_FOLDE
 
 
 def _list_cgroup_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
-    """Return (folder, cgroup version) for each folder that may be this process's cgroup.
-
-    The most likely folder comes first.
-    """
+    # Folders and cgroup versions. The folder that is most likely this process's cgroup comes first.
     try:
         own = parse_memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))
     except OSError:

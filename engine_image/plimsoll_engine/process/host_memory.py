@@ -1,7 +1,4 @@
-"""Measure the host memory of the current process, and return free memory to the system.
-
-A value that cannot be read is None, never 0.
-"""
+"""Measure the host memory of the current process, and return free memory to the system."""
 
 from __future__ import annotations
 
@@ -21,13 +18,12 @@ _SAMPLE_OBJECTS = 20_000
 _PROBE_BYTES = 16 << 20
 _MAX_PROBES = 3
 _M_MMAP_THRESHOLD = -3  # malloc.h
+# Larger blocks are allocated with mmap. Pillow allocates blocks of 16 MiB.
 _MMAP_THRESHOLD_BYTES = 4 << 20
-"""Minimum size of blocks that malloc allocates with mmap. Pillow allocates blocks of 16 MiB."""
 
 
 class _Mallinfo2(ctypes.Structure):
-    """``struct mallinfo2`` of malloc.h (glibc 2.33 and later): ten size_t fields, in bytes."""
-
+    # struct mallinfo2 of malloc.h (glibc 2.33 and later), in bytes.
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in (
@@ -54,16 +50,13 @@ _mallopt = _load_libc_function("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_i
 
 @cache
 def _is_glibc_malloc_used() -> bool:
-    """Report whether this process uses glibc's malloc, and not jemalloc or tcmalloc."""
+    # jemalloc or tcmalloc may be preloaded instead.
     return _mallinfo2 is not None and any(_is_probe_counted(_mallinfo2) for _ in range(_MAX_PROBES))
 
 
 def _is_probe_counted(read_mallinfo2: Callable[[], Any]) -> bool:
-    """Report whether glibc's count of bytes in use includes a test allocation.
-
-    The count must grow by half of the allocation, because other threads may free memory meanwhile.
-    With another allocator, the count does not change.
-    """
+    # With another allocator, glibc's count does not change. Half of the allocation suffices,
+    # because other threads may free memory meanwhile.
     before = read_mallinfo2()
     probe = bytearray(_PROBE_BYTES)
     after = read_mallinfo2()
@@ -80,7 +73,7 @@ def read_malloc_bytes() -> tuple[int | None, int | None]:
 
 
 def trim_malloc() -> bool:
-    """Make malloc return its free pages to the kernel. Return False if libc does not support it."""
+    """Return malloc's free pages to the kernel. Return False if libc does not support it."""
     if _malloc_trim is None:
         return False
     _malloc_trim(0)
@@ -88,11 +81,10 @@ def trim_malloc() -> bool:
 
 
 def set_mmap_threshold() -> bool:
-    """Make malloc use mmap for large blocks, so that freed blocks return to the kernel at once.
+    """Make freed large blocks return to the kernel at once. Return False if not supported.
 
-    Return False if libc does not support it. By default, glibc raises the threshold to up to 32 MiB
-    when a large block is freed. Two decoded images of 40 million pixels then left 230 MiB behind.
-    Trimming this memory later would block the event loop.
+    By default, glibc raises the threshold to up to 32 MiB. Two decoded images of 40 million pixels
+    then left 230 MiB behind.
     """
     return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) == 1
 
@@ -100,9 +92,7 @@ def set_mmap_threshold() -> bool:
 class PythonMemoryEstimator:
     """Estimator of the memory of small Python objects.
 
-    The estimate is the number of blocks that pymalloc has allocated, times the mean size of a
-    block. The mean size is measured once, on a sample, because measuring all objects would take too
-    long.
+    The estimate multiplies pymalloc's blocks by a mean size that is measured once, on a sample.
     """
 
     def __init__(self) -> None:
@@ -127,7 +117,7 @@ def measure_process_memory(
 ) -> ProcessMemory:
     """Return the host memory of this process by segment.
 
-    ``excluded_shared_bytes`` is the part of its shared memory that another process reports.
+    Another process reports ``excluded_shared_bytes`` of its shared memory.
     """
     in_use, retained = read_malloc_bytes()
     blocks, size = python_memory.measure()
@@ -146,7 +136,7 @@ def measure_process_memory(
 
 
 def read_rss_anon_bytes() -> int | None:
-    """Return this process's anonymous resident memory (``RssAnon``) in bytes; None if unknown."""
+    """Return this process's anonymous resident memory in bytes; None if unknown."""
     return _read_status_bytes("RssAnon")
 
 
@@ -165,11 +155,9 @@ def _read_status_bytes(key: str) -> int | None:
 
 
 def read_private_dirty_bytes(pid: int | None = None) -> int | None:
-    """Return the private dirty memory of a process, including swap, in bytes; None if unknown.
+    """Return the private dirty memory of a process with its swap, in bytes; None if unknown.
 
-    If ``pid`` is None, this process is measured. Pages that a forked process still shares with its
-    parent do not count. Modified pages of files and shared memory count if no other process maps
-    them.
+    Pages that a forked process still shares with its parent do not count.
     """
     # Read the file once: the kernel walks all pages for each read.
     found = _read_byte_counts(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
@@ -183,7 +171,6 @@ def read_byte_count(path: str, key: str) -> int | None:
 
 
 def _read_byte_counts(path: str) -> dict[str, int]:
-    """Return the bytes of each line ``key: number kB`` by key; empty if the file is unreadable."""
     found = {}
     with contextlib.suppress(OSError), open(path) as status:
         for line in status:

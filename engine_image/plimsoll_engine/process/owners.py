@@ -1,7 +1,4 @@
-"""Memory owners: components that count, bound, audit and release their memory.
-
-Owners count their bytes on each call and never store the count, so reports are up to date.
-"""
+"""Memory owners, which count, bound, audit and release the memory of a component."""
 
 from __future__ import annotations
 
@@ -13,14 +10,7 @@ from plimsoll_api.admin import MemoryKind, Role
 
 
 class FlushAction(NamedTuple):
-    """Action that frees memory that an owner can do without, such as a cache.
-
-    Attributes:
-        content: Description of this memory, for reports.
-        nbytes: Function that returns the size of this memory in bytes.
-        free: Function that frees this memory.
-
-    """
+    """Action that frees memory that an owner can do without, such as a cache."""
 
     content: str
     nbytes: Callable[[], int]
@@ -32,9 +22,7 @@ class Owner:
     """Component of a process that holds memory of one ``kind``.
 
     Attributes:
-        nbytes: Function that returns the size of this memory in bytes.
         bound: Maximum size of this memory in bytes; None without a limit.
-        process: Role of the process.
         checks: Audit rules by name. Each function returns a message for each violation.
         flush: Action that frees a part of the memory; None without such a part.
         close: Function that releases all memory. It may be called more than once.
@@ -60,7 +48,7 @@ class WorkerPart(Protocol):
         ...
 
     def list_owners(self) -> list[Owner]:
-        """Return this part's memory owners. Call this only while the part is open."""
+        """Return the memory owners of this open part."""
         ...
 
     def close(self) -> None:

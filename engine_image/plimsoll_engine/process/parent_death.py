@@ -1,4 +1,4 @@
-"""End processes with the engine, by parent-death signals (``PR_SET_PDEATHSIG`` in prctl(2))."""
+"""End processes together with the engine, by parent-death signals (prctl(2))."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import ctypes
 import os
 import signal
 
+# From linux/prctl.h.
 PR_SET_PDEATHSIG = 1
-"""Option of prctl(2), from linux/prctl.h."""
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Make the kernel kill this process when its parent exits.
-
-    If ``parent_pid`` is no longer the parent, the parent has already exited. This process then
-    exits at once.
-    """
+    """Make the kernel kill this process when its parent exits. Exit if it already has."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(
@@ -26,11 +22,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def outlive_zygote(zygote_pid: int, frontend_pid: int) -> None:
-    """Let this process survive the zygote, its parent, if the frontend becomes its new parent.
-
-    If another process becomes the parent, this process exits. Once the frontend is the parent, the
-    kernel kills this process when the frontend exits.
-    """
+    """Let this process survive the zygote, its parent, but not the frontend."""
 
     def follow_frontend(*_: object) -> None:
         if os.getppid() != frontend_pid:

@@ -1,11 +1,7 @@
 """Audit rules of a process: no later ``gc.freeze()``, and no ``lru_cache`` on methods.
 
-``gc.freeze()`` excludes all existing objects from garbage collection. The engine calls it once, for
-objects that live as long as the engine. A later call would also freeze the objects of running
-requests, and their garbage would never be collected.
-
-Freezing affects the whole process, which may have several engines. :class:`FreezeCounter` therefore
-counts the engines that have frozen their objects. The last of them unfreezes all objects.
+The garbage collector ignores frozen objects for good, so only objects that live as long as the
+engine may be frozen.
 """
 
 from __future__ import annotations
@@ -27,9 +23,9 @@ class FreezeCounter:
         self._inherited: int | None = None
 
     def freeze_before_forks(self) -> None:
-        """Freeze the objects that forked processes inherit, and count them.
+        """Freeze and count the objects once, instead of in each forked process.
 
-        Counting these 300,000 objects in each forked process would add 30 ms to each restart.
+        Counting these 300,000 objects would add 30 ms to each restart.
         """
         gc.collect()
         gc.freeze()
@@ -53,7 +49,7 @@ class FreezeCounter:
             gc.unfreeze()
 
     def find_problems(self) -> list[str]:
-        """Return a message for the audit if objects were frozen after the last :meth:`freeze`."""
+        """Return an audit message if objects were frozen after the last :meth:`freeze`."""
         if not self._engines:
             return []
         more = gc.get_freeze_count() - self._objects
@@ -68,7 +64,7 @@ freeze_counter = FreezeCounter()
 
 
 def find_method_caches() -> list[str]:
-    """Return a message for each non-empty ``functools.lru_cache`` on a method of this project.
+    """Return an audit message for each used ``functools.lru_cache`` on a method.
 
     Such a cache keeps alive each instance on which the method was called.
     """

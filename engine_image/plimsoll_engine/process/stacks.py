@@ -1,9 +1,4 @@
-"""Write stack traces of the engine's processes to files on SIGUSR1, and remove old files.
-
-The number and the size of the files are limited, because the run directory is in memory and exists
-as long as the pod. Files of exited processes are removed if they are empty or not among the newest.
-A parent process removes files after a child has exited, and the frontend also when it starts.
-"""
+"""Write stack traces of the engine's processes to files on SIGUSR1, and limit these files."""
 
 from __future__ import annotations
 
@@ -19,10 +14,10 @@ from typing import TextIO
 log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
+# Maximum number of files of exited processes.
 MAX_STALE_FILES = 8
-"""Maximum number of stack files of exited processes that are kept."""
+# Size above which the file of a running process is truncated. One dump has about 10 KiB.
 MAX_FILE_BYTES = 1 << 20
-"""Size above which the file of a running process is truncated. One dump has about 10 KiB."""
 
 
 def make_stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
@@ -31,10 +26,7 @@ def make_stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
 
 
 def remove_stale_stacks(run_dir: str | Path) -> None:
-    """Remove the files of exited processes that are empty or not among the newest.
-
-    A file that cannot be removed is ignored.
-    """
+    """Remove the files of exited processes that are empty or not among the newest."""
     ended: list[tuple[int, Path]] = []
     for path in (Path(run_dir) / STACKS_DIRECTORY).glob("*-*.txt"):
         if os.path.exists(f"/proc/{path.stem.rpartition('-')[2]}"):
@@ -51,10 +43,7 @@ def remove_stale_stacks(run_dir: str | Path) -> None:
 
 
 def truncate_if_large(path: Path) -> int:
-    """Truncate the file to 0 bytes if it is larger than :data:`MAX_FILE_BYTES`.
-
-    Return the size of the file after that, in bytes; 0 if the file does not exist.
-    """
+    """Truncate the file if it is larger than :data:`MAX_FILE_BYTES`. Return its new size."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -66,10 +55,7 @@ def truncate_if_large(path: Path) -> int:
 
 
 def write_stacks_on_sigusr1(run_dir: str, role: str) -> None:
-    """Make this process append the stacks of all threads to a file on SIGUSR1, even if it hangs.
-
-    If the run directory is not writable, the stacks are written to stderr.
-    """
+    """Make SIGUSR1 append the stacks of all threads to a file, or to stderr without a file."""
     path = make_stacks_path(run_dir, role, os.getpid())
     file: TextIO
     try:

@@ -20,18 +20,17 @@ from plimsoll_api.start_gate import (
 
 log = logging.getLogger(__name__)
 
+# The engine starts after this time without an answer, because the supervisor may not run.
 SUPERVISOR_TIMEOUT_S = 15.0
-"""Time without an answer after which the engine starts, because the supervisor may not run."""
+# The engine starts after this time even if the supervisor does not permit it.
 MAX_WAIT_S = 3600.0
-"""Time after which the engine starts even if the supervisor does not permit it."""
 POLL_INTERVAL_S = 0.1
 
 
 def wait_until_open(run_dir: Path) -> None:
-    """Ask the supervisor whether the engine may start, and wait until it permits the start.
+    """Wait until the supervisor permits the start, or does not answer in time.
 
-    Return at once if no supervisor has set up a gate in ``run_dir``. Also return after
-    :data:`SUPERVISOR_TIMEOUT_S` without an answer, and after :data:`MAX_WAIT_S` in any case.
+    Return at once if no supervisor has set up a gate in ``run_dir``.
     """
     if _read_answer(run_dir) is None:
         return
