@@ -1,9 +1,6 @@
 """Facade of the engine for both APIs: admit requests, return their text and release them.
 
 Callers do not see the worker. Everything runs on one event loop.
-:meth:`AsyncEngine._handle_message` receives the worker's messages, and
-:meth:`AsyncEngine._on_worker_lost` runs when the worker exits unexpectedly. Long admin calls are in
-:mod:`plimsoll_engine.frontend.admin`. ``workers/worker_manager.py`` keeps a worker running.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ DEADLINE_GRACE_S = 0.5
 
 
 class NotServingError(Exception):
-    """The engine accepts no new requests. Another replica may accept the request."""
+    """The engine accepts no new requests, but another replica may."""
 
 
 class NoAnswerError(Exception):
@@ -65,7 +62,7 @@ class NoAnswerError(Exception):
 class AsyncEngine:
     """Frontend of one engine.
 
-    ``exit_code`` is a future for the exit status. It is set when the process must exit.
+    The process must exit when the future ``exit_code`` is set.
     """
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -113,10 +110,10 @@ class AsyncEngine:
         self.idle.set()
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
+        # Startup stage of the newest worker: ``processes``, or a key of ``Ready.stages_s``.
         self.stage = "processes"
-        """Startup stage of the newest worker: ``processes``, or a key of ``Ready.stages_s``."""
+        # Outcome of the KV handover in the last planned restart.
         self.kv_handover: str | None = None
-        """Outcome of the KV handover in the last planned restart."""
         self.report: worker_ipc.Report | None = None
         self._counts = self._create_epoch_counts()
         self._abandoned = AbandonedTracker(self._has_client)
@@ -131,7 +128,7 @@ class AsyncEngine:
 
     @contextmanager
     def track_running(self, *generations: Generation) -> Iterator[None]:
-        """Return a context that admits the choices of a request, and releases them at its end.
+        """Admit the choices of a request, and release them when the context exits.
 
         Raises NotServingError or QueueFullError; no choice is admitted then.
         """
@@ -167,7 +164,7 @@ class AsyncEngine:
             yield
 
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
-        """Fail ``generations``, because the worker has not failed them at their deadline."""
+        # The worker itself fails requests at their deadline, unless it hangs.
         for generation in generations:
             generation.fail(RequestFailedError("deadline", "the request's deadline passed"))
 
@@ -263,7 +260,7 @@ class AsyncEngine:
         return load.EpochCounts(adapters=0 if self.settings.worker.max_loras else None)
 
     def on_epoch_ended(self) -> None:
-        """Stop submitting requests. They wait in the request log for the next worker."""
+        """Keep requests in the request log until the next worker serves."""
         self.ready = None
         for generation in self.requests.list_unfinished():
             generation.with_worker = False
@@ -274,10 +271,9 @@ class AsyncEngine:
     async def query_worker(
         self, message: worker_ipc.ToWorker, reply_id: str, reply_type: type[Reply], timeout_s: float
     ) -> Reply:
-        """Send ``message`` to the worker, and return the reply whose ID is ``reply_id``.
+        """Send ``message`` to the worker, and return the reply with the ID ``reply_id``.
 
-        Raises :class:`NoAnswerError` if no reply arrives within ``timeout_s`` seconds, or if the
-        reply is not a ``reply_type``.
+        Raises NoAnswerError, also for a reply of another type.
         """
         if self.ready is None:
             raise NoAnswerError("no worker is serving: retry later")
@@ -368,10 +364,7 @@ class AsyncEngine:
             | worker_ipc.MissingMedia
         ),
     ) -> Generation | None:
-        """Return the request that ``answer`` belongs to; None if the answer is outdated.
-
-        An answer is outdated if its request was released, parked or submitted again meanwhile.
-        """
+        # An answer is outdated if its request was released, parked or submitted again meanwhile.
         generation = self.requests.get(answer.request_id)
         if generation is None or not generation.with_worker or generation.is_done:
             return None
@@ -432,7 +425,7 @@ class AsyncEngine:
         return None if self.report is None else load.CacheUsage.from_report(self.report).kv
 
     def list_injections(self) -> list[str]:
-        """Return the names of the injected faults, even before the worker reports them."""
+        """Return the names of the injected faults."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
         parts = (part.partition(":")[0].strip() for part in self.settings.worker.inject.split(";"))
@@ -451,10 +444,7 @@ class AsyncEngine:
         )
 
     async def start(self) -> None:
-        """Start the first worker. Return when the worker serves or the start has failed.
-
-        After a failure, the engine's state is ``failed`` and ``exit_code`` is set.
-        """
+        """Start the first worker. Return when it serves or the engine has failed."""
         self.lifecycle.move_to(EngineState.WARMING)
         first = asyncio.create_task(self.manager.start_first(), name="first start")
         self._first_start = first
@@ -478,7 +468,7 @@ class AsyncEngine:
             self.exit_code.set_result(1)
 
     async def shut_down(self, deadline_s: float) -> None:
-        """Let running requests finish for up to ``deadline_s`` seconds, then stop the engine.
+        """Finish running requests within ``deadline_s`` seconds, then stop the engine.
 
         The process exits with status 0.
         """

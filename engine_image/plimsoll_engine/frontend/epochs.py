@@ -8,14 +8,13 @@ from plimsoll_api.admin import Epoch
 
 
 class StaleEpochError(Exception):
-    """The call names an epoch that is not the current one."""
+    """The call does not name the current epoch."""
 
 
 class Epochs:
     """Current epoch of the engine, and the numbers reserved for later epochs.
 
-    Epoch 0 lasts until the first worker serves. Each worker gets a number when it is forked, and
-    its epoch begins when it takes over. No number is used twice.
+    Epoch 0 lasts until the first worker serves. No number is used twice.
     """
 
     def __init__(self, boot_id: str | None = None) -> None:
@@ -34,7 +33,7 @@ class Epochs:
         self.current = epoch
 
     def check_current(self, expected: str) -> None:
-        """Raise :class:`StaleEpochError` unless ``expected`` is the current epoch.
+        """Raise StaleEpochError unless ``expected`` is the current epoch.
 
         Raises ValueError if ``expected`` is malformed.
         """

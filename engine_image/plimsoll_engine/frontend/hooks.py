@@ -1,4 +1,4 @@
-"""Extension points for fault injection in the frontend. They change nothing by default."""
+"""Extension points for fault injection in the frontend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
 
 class FrontendHooks:
-    """Factories that a fault package overrides. Each factory is called once at startup.
-
-    By default, a factory returns its argument. ``names`` lists the injected faults.
-    """
+    """Factories that a fault package overrides. By default, each returns its argument."""
 
     names: Sequence[str] = ()
 

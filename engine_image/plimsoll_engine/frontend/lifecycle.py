@@ -1,4 +1,4 @@
-"""State machine of the engine: its transitions, and the states in which it admits requests."""
+"""State machine of the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ TRANSITIONS: dict[S, frozenset[S]] = {
     S.STOPPED: frozenset(),
     S.FAILED: frozenset(),
 }
-"""States to which the engine may change, by current state."""
 ADMITTING_STATES = frozenset({S.WARMING, S.SERVING, S.RESTARTING})
 WARMING_STATES = frozenset({S.STARTING, S.WARMING})
 READY_STATES = frozenset({S.SERVING, S.RESTARTING})
@@ -38,10 +37,7 @@ class Lifecycle:
         self._on_change = on_change
 
     def move_to(self, state: S) -> None:
-        """Change to ``state``. Do nothing if the engine is already in ``state``.
-
-        Raises :class:`IllegalTransitionError` if ``state`` may not follow the current state.
-        """
+        """Change to ``state``, unless it is the current state. Raises IllegalTransitionError."""
         before = self.state
         if state is before:
             return
@@ -61,10 +57,7 @@ class Lifecycle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine's Service may route requests to this replica.
-
-        The replica stays ready while its worker restarts.
-        """
+        """Whether requests may be routed to this replica, also while its worker restarts."""
         return self.state in READY_STATES
 
     @property

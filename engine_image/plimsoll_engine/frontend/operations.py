@@ -33,7 +33,7 @@ class Recorder:
 
     @contextmanager
     def measure_step(self, name: str) -> Iterator[OperationStep]:
-        """Return a context that records a step and the duration of the context's body."""
+        """Record a step and its duration, which ends when the context exits."""
         step = OperationStep(name=name, duration_s=0.0)
         began = time.monotonic()
         try:
@@ -64,10 +64,10 @@ class Operations:
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
-        """Start an operation, and return it. If the ID is known, return the operation with this ID.
+        """Start an operation, or return the one with this ID, so that a call can be repeated.
 
-        A caller that lost the reply can thus repeat its call, even if the epoch has changed. Raises
-        StaleEpochError, OperationConflictError, and ValueError if ``expected_epoch`` is malformed.
+        Raises StaleEpochError, OperationConflictError, and ValueError if ``expected_epoch`` is
+        malformed.
         """
         known = self._known.get(operation_id)
         if known is not None:

@@ -46,7 +46,7 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
 
 
 def unload_adapter(engine: AsyncEngine, name: str) -> bool:
-    """Hide an adapter from new requests, and unload it once no running request uses it.
+    """Unload an adapter once no request uses it, and hide it until then.
 
     Return False if no adapter has this name.
     """

@@ -1,7 +1,6 @@
-"""Drain the engine: stop admitting requests, and finish, fail or park the running ones. Resume it.
+"""Drain the engine, and resume it.
 
-If a drain misses its deadline, the engine becomes drained when its last request ends
-(``AsyncEngine._release`` in :mod:`plimsoll_engine.frontend.async_engine`).
+If a drain misses its deadline, the engine becomes drained when its last request ends.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ ERROR_RESPONSE_TIMEOUT_S = 5.0
 async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) -> None:
     """Stop admitting requests, and finish, fail or park the running ones.
 
-    With the mode ``finish``, wait for the running requests. With ``abort``, fail them. With
-    ``carry``, park them until a resume or a restart. If the deadline passes, raise
-    OperationFailedError: the requests continue, and the engine stays ``draining`` until the last of
-    them ends.
+    If the deadline passes, the requests continue. Raises OperationFailedError.
     """
     engine.lifecycle.move_to(EngineState.DRAINING)
     unfinished = engine.requests.list_unfinished()

@@ -32,7 +32,7 @@ RULES = [
 async def run_audit(engine: AsyncEngine) -> Audit:
     """Check all rules of the frontend and the worker, and return the findings.
 
-    ``Audit.idle`` is True if the engine had no request before and after the check.
+    The engine is idle if it had no request before and after the check.
     """
     before = len(engine.requests)
     media_sender = engine.workers.media_sender
@@ -75,7 +75,7 @@ async def run_audit(engine: AsyncEngine) -> Audit:
 def compare_receiver_cache(
     media_sender: MediaCacheSender, receiver_keys: set[bytes]
 ) -> list[AuditFinding]:
-    """Return a finding for each way in which the receiver cache differs from the sent media."""
+    """Return a finding for each difference between the receiver cache and the sent media."""
     details = media_sender.find_problems()
     if lacking := len(media_sender.list_keys() - receiver_keys):
         details.append(f"the worker lacks {lacking} media that the frontend sent")

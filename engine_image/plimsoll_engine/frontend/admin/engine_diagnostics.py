@@ -21,10 +21,7 @@ MAX_STACKS_BYTES = 256 << 10
 
 
 async def run_diagnostic(engine: AsyncEngine, kind: Diagnostic) -> str:
-    """Return the diagnostic ``kind`` of the frontend and of the worker as text.
-
-    If the worker does not answer, the text gives the reason.
-    """
+    """Return a diagnostic of the frontend and of the worker as text."""
     frontend = _diagnose_frontend(engine, kind)
     if kind is Diagnostic.STACKS:
         worker = await _read_worker_stacks(engine)
@@ -47,7 +44,7 @@ async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
 
 
 async def _read_worker_stacks(engine: AsyncEngine) -> str:
-    """Return the worker's stack traces, even if the worker hangs. A signal makes it write them."""
+    # A signal makes the worker write its stacks, even if it hangs.
     path = await engine.workers.dump_stacks()
     if path is None:
         return (

@@ -1,12 +1,7 @@
-"""Planned restart of the worker, in two phases.
+"""Planned restart of the worker.
 
-First, a successor is forked and loads its context, weights and kernels while the old worker serves.
-Then the old worker stops, and the successor takes over the KV pool and the running requests. If one
-of the two workers dies, the other one or a new worker serves. If none can serve, the operation
-fails with the reason.
-
-The old worker hands over its block tables, so the keys and values of running requests stay in the
-pool. If the handover fails, the requests are prefilled again, and the operation reports the reason.
+A successor prepares itself while the old worker serves. The old worker then stops, and the
+successor takes over its KV pool and its requests.
 """
 
 from __future__ import annotations
@@ -29,13 +24,13 @@ from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal
 
 log = logging.getLogger(__name__)
 
+# The successor reports the adopted requests after its first step.
 ADOPTION_TIMEOUT_S = 10.0
-"""Time for the successor to report the adopted requests. It does so after its first step."""
+# Time for which a shutdown waits for a new worker, which finishes the requests.
 CANCELLED_RESTART_GRACE_S = 10.0
-"""Time for which a shutdown waits for a new worker, which finishes the requests."""
 MAX_DETAIL_CHARACTERS = 500
+# Shorter stages are not listed.
 MIN_SHOWN_DURATION_S = 0.0005
-"""Minimum duration of a stage in the text of :func:`format_stages`."""
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
@@ -97,10 +92,7 @@ async def _replace_worker(
 async def _carry_over(
     engine: AsyncEngine, recorder: Recorder, refusal: HandoverRefusal | None
 ) -> None:
-    """Submit the running requests to the new worker, and record the outcome of the handover.
-
-    ``refusal`` is the reason why the KV pool was not handed over; None if it was.
-    """
+    # The refusal is None if the KV pool was handed over.
     operation = recorder.operation
     with recorder.measure_step("resubmit") as step:
         computed = {g.request_id: g.computed_tokens for g in engine.requests.list_carried_over()}
@@ -141,12 +133,8 @@ async def _carry_over(
 
 
 async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
-    """Return a successor, prepared while the old worker serves.
-
-    Return None if a second worker could not be prepared, for example for lack of memory. The caller
-    must then stop the old worker first. Raises OperationFailedError if every successor would fail.
-    The old worker then keeps serving.
-    """
+    # Returns None if a second worker cannot be prepared, such as for lack of memory. The old worker
+    # must stop first then. Raises OperationFailedError if every successor would fail.
     with recorder.measure_step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
         try:
@@ -172,7 +160,7 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
 async def _stop_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, should_hand_over: bool
 ) -> bytes | HandoverRefusal:
-    """Stop the old worker. Return its handover message, or the reason why there is none."""
+    # Returns the handover message, or the reason why there is none.
     with recorder.measure_step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
         stop = await engine.workers.stop(grace_s, should_hand_over)
@@ -203,7 +191,7 @@ async def _stop_worker(
 
 
 def format_stages(stages_s: Mapping[str, float]) -> str:
-    """Return the duration of each stage as text, without durations below 0.5 ms."""
+    """Return the duration of each stage of at least 0.5 ms as text."""
     return ", ".join(
         f"{name} {duration_s:.3f} s"
         for name, duration_s in stages_s.items()
@@ -212,10 +200,7 @@ def format_stages(stages_s: Mapping[str, float]) -> str:
 
 
 async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
-    """Wait for the running requests, and fail those that have not finished by the deadline.
-
-    New requests wait for the next worker. Return a summary as text.
-    """
+    # New requests wait for the next worker.
     with_worker = [g for g in engine.requests.list_unfinished() if g.with_worker]
     engine.hold_requests()
     with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Status of the engine for the admin API. Reading the status never waits for the worker."""
+"""Status of the engine for the admin API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENGINE_VERSION = get_version()
 
 
 class StatusReader:
-    """Reader of the engine's status, which measures the mean size of a Python object only once."""
+    """Reader of the engine's status, which never waits for the worker."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

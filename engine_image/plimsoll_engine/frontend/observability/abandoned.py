@@ -1,26 +1,19 @@
-"""Tracker of abandoned requests: the worker runs them, but no client waits for them.
+"""Tracker of requests that the worker runs after their clients have gone.
 
-A request is abandoned if its abort message was lost. While the worker runs the request, its memory
-counts as lost.
+A request is abandoned if its abort message was lost. Its memory in the worker counts as lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+# Consecutive reports with a request that has no client. The worker reads aborts between two
+# reports, so an abort that was not lost takes effect within fewer.
 MAX_REPORTS_WITHOUT_CLIENT = 10
-"""Number of consecutive reports that may list a request without a client before it is abandoned.
-
-The worker reports every 0.5 s, or after each longer step, and reads aborts between steps. An abort
-that was not lost therefore takes effect within fewer reports.
-"""
 
 
 class AbandonedTracker:
-    """Tracker of the abandoned requests of one worker.
-
-    ``has_client(request_id)`` returns True if a client still waits for the request.
-    """
+    """Tracker of the abandoned requests of one worker."""
 
     def __init__(self, has_client: Callable[[str], bool]) -> None:
         self._has_client = has_client

@@ -25,11 +25,7 @@ class FrontendLedger:
         count_bytes: Callable[[], int],
         get_max_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """Add an owner of host memory.
-
-        ``count_bytes`` returns the bytes that the owner holds, and ``get_max_bytes`` returns its
-        bound.
-        """
+        """Add an owner of host memory, with functions that return its bytes and its bound."""
         self._more.append((owner, count_bytes, get_max_bytes))
 
     def list_entries(self) -> list[LedgerEntry]:

@@ -1,4 +1,4 @@
-"""Metrics of HTTP connections: open connections, and connections that the server closed."""
+"""Metrics of open connections and of those that the server closed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HttpConnections(Collector):
         registry.register(self)
 
     def add(self, name: str, connections: Connections) -> None:
-        """Export the metrics of ``connections``. ``name`` becomes the label ``server``."""
+        """Export the metrics of ``connections``, with the label ``server`` set to ``name``."""
         self._servers[name] = connections
 
     def collect(self) -> Iterable[Metric]:

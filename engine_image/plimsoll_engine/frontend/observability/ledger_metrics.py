@@ -1,7 +1,6 @@
 """Metrics of the ledger, the KV cache usage and the injected faults.
 
-Owner names come from the engine's code, so their number is limited. If no worker has reported a
-value in this epoch, its series is absent, not zero.
+If no worker has reported a value in this epoch, its series is absent, not zero.
 """
 
 from __future__ import annotations
@@ -75,10 +74,6 @@ class PickerMetrics(Collector):
 
     The source of these names is ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API
     Inference Extension, v1.5.0.
-
-    ``kv_pool`` returns the number of tokens in a block and the number of blocks; None without a
-    worker. ``adapters`` returns the names of the loaded LoRA adapters. ``max_adapters`` limits
-    their number.
     """
 
     def __init__(

@@ -12,16 +12,15 @@ import msgspec
 from plimsoll_api.admin import Load
 from plimsoll_engine.messages.worker_ipc import Media, Report
 
+# The hash table takes 32 KiB.
 PROMPT_HASH_SLOTS = 4096
-"""Number of slots in the hash table of prompts, which takes 32 KiB."""
 
 
 @dataclass(slots=True)
 class EpochCounts:
-    """Counts of one epoch.
+    """Counts of one epoch. A request counts only in the epoch in which it was admitted.
 
-    ``adapters`` is the number of adapter loads; None if the engine does not serve adapters. A
-    carried-over request counts only in the epoch in which it was admitted.
+    ``adapters`` is the number of adapter loads; None if the engine does not serve adapters.
     """
 
     requests: int = 0
@@ -40,7 +39,7 @@ class EpochCounts:
     ) -> None:
         """Count ``num_choices`` requests that share one prompt, and the prompt if it is new.
 
-        A repeated prompt also counts as new if another prompt has overwritten its hash slot.
+        A repeated prompt may count again if another prompt has overwritten its hash slot.
         """
         self.requests += num_choices
         self.prompt_tokens += num_choices * len(prompt_ids)
@@ -57,10 +56,7 @@ class EpochCounts:
 
 
 class CacheUsage(NamedTuple):
-    """Used and lost shares of a worker's caches, 0 to 1.
-
-    A share is None if the worker has no such cache or has not reported yet.
-    """
+    """Used and lost shares of a worker's caches, 0 to 1; None if unknown."""
 
     kv: float | None = None
     kv_lost: float | None = None
@@ -83,8 +79,8 @@ def _compute_share(part: int | None, total: int | None) -> float | None:
     return min(1.0, part / total) if part is not None and total else None
 
 
+# The worker may hang if its report is older. It reports twice a second.
 MAX_REPORT_AGE_S = 5.0
-"""Age of a report above which the worker may hang. A worker reports twice a second."""
 
 
 def merge_load(
@@ -94,14 +90,10 @@ def merge_load(
     cache_usage: CacheUsage,
     report_age_s: float | None = None,
 ) -> Load:
-    """Return the engine's load. ``report_age_s`` is the age of the report; None without a report.
+    """Return the engine's load, with the worker's latest figures, also while it hangs.
 
-    ``running``, ``waiting``, ``compiling``, ``steps`` and ``preemptions`` come from the worker's
-    latest report, so they do not change while the worker hangs. The other values come from the
-    frontend.
-
-    If the report is older than :data:`MAX_REPORT_AGE_S`, ``compiling`` is None. A compilation
-    explains why a worker makes no progress, so an outdated value would hide a hang.
+    If the report is older than :data:`MAX_REPORT_AGE_S`, ``compiling`` is None. An outdated value
+    would explain a hang as a compilation.
     """
     fresh = (
         worker_load is not None and report_age_s is not None and report_age_s <= MAX_REPORT_AGE_S

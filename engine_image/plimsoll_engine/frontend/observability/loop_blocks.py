@@ -1,9 +1,7 @@
 """Measure how long the event loop is blocked.
 
-While the loop is blocked, streams stop and probes get no answer. A timer fires every
-:data:`TIMER_INTERVAL_S`, and its delay is the duration of the block. On a busy node, this
-wall-clock time includes the time of other processes. The CPU time of this process is therefore
-measured as well.
+The delay of a timer is the duration of a block. Wall-clock time includes the time of other
+processes, so the CPU time of this process is measured as well.
 """
 
 from __future__ import annotations
@@ -18,22 +16,15 @@ from prometheus_client.registry import Collector
 
 from plimsoll_engine.frontend.observability.ledger_metrics import METRIC_PREFIX
 
+# Maximum error of a measured block. 50 calls per second use about a thousandth of a core.
 TIMER_INTERVAL_S = 0.02
-"""Interval of the timer, and the maximum error of a measured block.
-
-50 calls of the timer per second use about a thousandth of a core.
-"""
+# The longest block is that of the current and the previous window.
 LONGEST_BLOCK_WINDOW_S = 60.0
-"""Length of a window. The longest block is that of the current and the previous window."""
 BLOCK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class LoopBlocks(Collector):
-    """Collector of the blocks of the event loop between :meth:`start` and :meth:`stop`.
-
-    The metrics are a histogram of the durations, and the longest block of the last one to two
-    minutes.
-    """
+    """Collector of the blocks of the event loop between :meth:`start` and :meth:`stop`."""
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._model = model

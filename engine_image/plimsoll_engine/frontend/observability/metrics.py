@@ -1,7 +1,6 @@
 """Prometheus metrics of the serving API, named as in vLLM, with Plimsoll's prefix.
 
-These counters live as long as the process, across workers. The counters of the admin API restart
-with each epoch.
+These counters live as long as the process, across workers.
 """
 
 from __future__ import annotations
@@ -202,7 +201,7 @@ class Metrics:
         self._queue.observe(started.queued_s)
 
     def observe_token(self, generation: Generation, now: float) -> None:
-        """Observe the time to the first token, or the inter-token latency of a later token.
+        """Observe the time to the first token, or the latency of a later token.
 
         ``now`` is a value of ``time.monotonic()``.
         """

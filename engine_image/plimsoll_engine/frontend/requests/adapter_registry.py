@@ -1,7 +1,6 @@
 """Registry of the LoRA adapters that every worker must load.
 
-An unloaded adapter is hidden from new requests. It stays registered until the last request that
-uses it is released, so that another worker can continue that request.
+An unloaded adapter stays registered, but hidden, until the last request that uses it is released.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class RegisteredAdapter:
     is_visible: bool = True
     users: int = 0
     required: bool = False
+    # Name of the adapter's base model, if it differs from the served model's name.
     parent: str | None = None
-    """Name of the adapter's base model, if it differs from the served model's name."""
 
     def make_load_message(self) -> worker_ipc.LoadAdapter:
         """Return the message that tells a worker to load the adapter."""
@@ -51,10 +50,7 @@ class RegisteredAdapter:
 
 
 class AdapterRegistry:
-    """Registry of up to ``max_adapters`` adapters. At first, it contains those in ``modules``.
-
-    ``max_adapters`` is 0 if the engine serves no adapters.
-    """
+    """Registry of up to ``max_adapters`` adapters, at first those in ``modules``."""
 
     def __init__(self, max_adapters: int, modules: Mapping[str, LoraModule]) -> None:
         self._max_adapters = max_adapters
@@ -66,7 +62,7 @@ class AdapterRegistry:
             self.add(adapter)
 
     def create(self, name: str, path: Path) -> RegisteredAdapter:
-        """Return a new adapter without registering it. Raises :class:`AdapterRefusedError`."""
+        """Return a new adapter without registering it. Raises AdapterRefusedError."""
         if self.find(name) is not None:
             raise AdapterRefusedError(
                 f"the adapter {name!r} is already loaded: unload it first", "lora_name"
@@ -97,12 +93,12 @@ class AdapterRegistry:
         return list(self._known.values())
 
     def add_user(self, adapter: RegisteredAdapter | None) -> None:
-        """Count an admitted request as a user of ``adapter``. Do nothing if ``adapter`` is None."""
+        """Count an admitted request as a user of ``adapter``, if it uses one."""
         if adapter is not None:
             adapter.users += 1
 
     def remove_user(self, adapter: RegisteredAdapter | None) -> worker_ipc.UnloadAdapter | None:
-        """Remove one user of ``adapter``. Do nothing if ``adapter`` is None.
+        """Remove one user of ``adapter``, if it is not None.
 
         Return the message that unloads the adapter if it is hidden and has no user; else None.
         """
@@ -125,10 +121,9 @@ class AdapterRegistry:
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def handle_load_result(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
-        """Handle a worker's reply about an adapter. Return the adapter if it could not be loaded.
+        """Handle a worker's reply about an adapter, and return an adapter that failed to load.
 
-        An adapter that could not be loaded is unregistered. The worker fails the requests that use
-        it.
+        The adapter is unregistered, and the worker fails the requests that use it.
         """
         adapter = self._known.get(answer.number)
         if adapter is None:
@@ -141,7 +136,7 @@ class AdapterRegistry:
         return adapter
 
     def find_problems(self, used_adapters: Iterable[RegisteredAdapter]) -> list[str]:
-        """Return a message for each adapter that has a wrong user count or should be unloaded.
+        """Return a message for each adapter with a wrong user count, or that should be unloaded.
 
         ``used_adapters`` has the adapter of each running request that uses one, with repetitions.
         """

@@ -1,7 +1,4 @@
-"""Incremental detokenization into whole characters, up to a stop string.
-
-The text depends only on the sequence of tokens, not on the steps or epochs in which they arrive.
-"""
+"""Incremental detokenization into whole characters, up to a stop string."""
 
 from __future__ import annotations
 
@@ -11,20 +8,16 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 REPLACEMENT_CHARACTER = "\ufffd"
+# Tokens that may begin a character are held back. A character has at most four bytes, and a
+# vocabulary may have a token for each byte.
 MAX_PENDING_TOKENS = 32
-"""Maximum number of tokens that are held back because they may begin a character.
-
-A character has at most four bytes, and a vocabulary may have a token for each byte. A longer
-sequence of tokens forms no character, or has no text (special tokens).
-"""
 
 
 class Detokenizer:
     """Incremental decoder of the text that follows the tokens in ``context``.
 
-    ``context`` is the end of the prompt (:func:`find_prompt_context`). Without it, some decoders
-    would strip the first space of the output. The decoding time of a token does not grow with the
-    text. The token IDs in ``skipped`` produce no text.
+    Without ``context``, the end of the prompt, some decoders would strip the first space. The token
+    IDs in ``skipped`` produce no text.
     """
 
     def __init__(
@@ -93,10 +86,10 @@ def find_special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 def find_prompt_context(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped: frozenset[int] = frozenset()
 ) -> list[int]:
-    """Return the shortest token sequence at the end of a prompt that decodes to whole characters.
+    """Return the shortest end of a prompt that decodes to whole characters.
 
-    An incomplete character at the end of the prompt is omitted, because it is not part of the
-    output. The list is empty if the last tokens have no text.
+    An incomplete character at the end is omitted. The list is empty if the last tokens have no
+    text.
     """
     shown = [
         token_id for token_id in prompt_ids[-2 * MAX_PENDING_TOKENS :] if token_id not in skipped
@@ -111,17 +104,14 @@ def find_prompt_context(
 
 
 class StopMatcher:
-    """Matcher that ends a text at the first stop string, and holds back partial matches.
-
-    If ``include`` is True, the text ends after the stop string instead of before it.
-    """
+    """Matcher that ends a text at the first stop string, and holds back partial matches."""
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         self._stops = tuple(stops)
         self._include = include_stop
         self._held = ""
+        # Stop string that ended the text; None if there was none so far.
         self.found: str | None = None
-        """Stop string that ended the text; None if there was none so far."""
 
     @property
     def held_text(self) -> str:
@@ -143,7 +133,7 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def finish(self) -> str:
-        """Return the text that was held back. Call this method at the end of the text."""
+        """Return the text that was held back, at the end of the text."""
         text, self._held = self._held, ""
         return text
 

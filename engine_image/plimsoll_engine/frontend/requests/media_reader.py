@@ -15,16 +15,16 @@ from plimsoll_engine.multimodal.processor import ProcessedMedia, Processor
 from plimsoll_engine.multimodal.processors import Processors, load_processors
 from plimsoll_engine.settings import Settings
 
+# Each thread may hold one decoded image of maximum size.
 DECODING_THREADS = 2
-"""Number of threads. Each may hold one decoded image of maximum size."""
+# A file is at most as large as a request body.
 MAX_WAITING_FILES = 64
-"""Maximum number of files that wait for a thread. A file is at most as large as a request body."""
 
 Result = TypeVar("Result")
 
 
 class MediaReader:
-    """Reader of media files. It has a cache for up to ``capacity`` bytes of processed tensors."""
+    """Reader of media files with a cache for up to ``capacity`` bytes of processed tensors."""
 
     def __init__(self, processors: Processors, capacity: int) -> None:
         self.processors = processors
@@ -63,7 +63,7 @@ class MediaReader:
 
 
 def create_reader(settings: Settings) -> MediaReader:
-    """Return a media reader for the checkpoint. Raises UsageError, which names the file."""
+    """Return a media reader for the checkpoint. Raises UsageError."""
     try:
         return MediaReader(load_processors(settings.model), settings.worker.media_cache_bytes)
     except UnsupportedCheckpointError as error:

@@ -21,9 +21,7 @@ class TokenScore(NamedTuple):
 class PromptScores:
     """Scores of a prompt's tokens, each with the ``top_count`` likeliest tokens.
 
-    The first of the ``num_tokens`` tokens has no score. If a worker prefills the prompt again, it
-    sends all scores again; the stored ones are kept. A score takes 8 bytes, plus 8 for each
-    likeliest token.
+    The first token has no score. If a worker sends scores again, the stored ones are kept.
     """
 
     def __init__(self, num_tokens: int, top_count: int) -> None:

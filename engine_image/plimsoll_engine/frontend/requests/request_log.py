@@ -1,8 +1,4 @@
-"""Log of running requests, with everything that another worker needs to continue them.
-
-A request is in the log from its admission to :meth:`RequestLog.release`. It is not part of a
-reference cycle, so reference counting frees it.
-"""
+"""Log of running requests, with everything that another worker needs to continue them."""
 
 from __future__ import annotations
 
@@ -27,15 +23,12 @@ from plimsoll_engine.messages.worker_ipc import (
     Submit,
 )
 
+# An 8-byte slot of a list and an integer object.
 BYTES_PER_TOKEN = 8 + sys.getsizeof(1 << 20)
-"""Memory of a token in a list: an 8-byte slot and an integer object."""
+# A piece of text in a list, without its characters.
 BYTES_PER_PIECE = 8 + sys.getsizeof("")
-"""Memory of a piece of text in a list, without its characters."""
+# Memory as an object or as JSON, measured in tests/unit/engine/frontend/test_request_log.py.
 BYTES_PER_LOGPROB = 100
-"""Memory of one unsent log probability, as an object or as JSON.
-
-``tests/unit/engine/frontend/test_request_log.py`` measures it.
-"""
 
 
 class QueueFullError(Exception):
@@ -45,9 +38,8 @@ class QueueFullError(Exception):
 class RequestFailedError(Exception):
     """A request ended with an error.
 
-    ``reason`` is ``invalid`` if the client can correct the request, ``unavailable`` if another
-    replica can answer it, ``deadline`` if its deadline passed, otherwise ``error``. ``param`` names
-    the invalid field.
+    ``reason`` is ``invalid`` (the client can correct the request), ``unavailable`` (another replica
+    can answer it), ``deadline`` or ``error``. ``param`` names the invalid field.
     """
 
     def __init__(self, reason: str, message: str, param: str | None = None) -> None:
@@ -101,10 +93,7 @@ NO_STOP_RULES = StopRules()
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Scheduling parameters of a request.
-
-    The fields are as in :class:`plimsoll_engine.messages.worker_ipc.Submit`.
-    """
+    """Scheduling parameters of a request, as in :class:`.worker_ipc.Submit`."""
 
     priority: int = 0
     tenant: str = ""
@@ -170,7 +159,7 @@ class Generation:
     ) -> None:
         """Create a generation.
 
-        The choices of one request share ``wake``. It is set when :meth:`take` has output to return.
+        The choices of one request share ``wake``, which is set when :meth:`take` has output.
         """
         self.request_id = request_id
         self.prompt_ids = prompt_ids
@@ -182,10 +171,10 @@ class Generation:
         self.stop_reason: str | int | None = None
         self.parked = False
         self.with_worker = False  # the serving worker has received the request and has not ended it
+        # Workers that crashed while they ran the request, since its last token.
         self.losses = 0
-        """Number of workers that crashed while they ran the request, since its last token."""
+        # Number of the request's latest submission.
         self.attempt = 0
-        """Number of the request's latest submission."""
         self.times = RequestTimes(arrived=time.monotonic())
         self.started: FirstTokenStatistics | None = None
         self._detokenizer = detokenizer
@@ -195,15 +184,15 @@ class Generation:
         self._include = text.include
         self._pending: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
+        # Size of the text and log probabilities that the client has not received yet.
         self.answer_bytes = 0
-        """Size of the text and log probabilities that the client has not received yet."""
         most = sampling.prompt_logprobs
+        # None if the client did not request scores of the prompt.
         self.scores = None if most is None else PromptScores(len(prompt_ids), most)
-        """Scores of the prompt's tokens; None if the client did not request them."""
         self._searched = 0
         self._closed_at: int | None = None
+        # Number of output tokens that :meth:`take` has returned.
         self._taken = 0
-        """Number of output tokens that :meth:`take` has returned."""
         self._error: tuple[str, str, str | None] | None = None
         self.wake = asyncio.Event() if wake is None else wake
         self.ended = asyncio.Event()
@@ -279,8 +268,8 @@ class Generation:
     def take(self, streamed: bool = True) -> Delta | None:
         """Return the output since the last call; None if there is none.
 
-        If ``streamed`` is False, the output stays in :attr:`answer_bytes`, because it is kept in
-        memory. Raises RequestFailedError.
+        If ``streamed`` is False, the output still counts in :attr:`answer_bytes`. Raises
+        RequestFailedError.
         """
         if self._error is not None:
             # A stored exception would keep this frame, and so this request, in memory.
@@ -304,16 +293,13 @@ class Generation:
 
     @property
     def computed_tokens(self) -> int:
-        """Number of tokens that the worker has computed; 0 before the first output token.
-
-        The latest output token does not count, because the worker computes it in the next step.
-        """
+        """Number of tokens that the worker has computed; 0 before the first output token."""
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
     def count_tokens_before(self, end_token: int) -> int:
         """Return the number of output tokens before the first ``end_token``, or of all without one.
 
-        ``end_token`` must be the same in every call, because each token is compared only once.
+        Every call must have the same ``end_token``.
         """
         if self._closed_at is None and end_token in self.output_ids[self._searched :]:
             self._closed_at = self.output_ids.index(end_token, self._searched)
@@ -378,11 +364,7 @@ class RequestLog:
         return [generation for generation in self._running.values() if not generation.is_done]
 
     def list_carried_over(self) -> list[Generation]:
-        """Return the unfinished generations that are not parked, oldest first.
-
-        The next worker recomputes tokens that a dead worker had computed but not sent. Token i
-        depends only on the tokens before it and on (seed, i), so the text does not change.
-        """
+        """Return the unfinished generations that are not parked, oldest first."""
         return [generation for generation in self.list_unfinished() if not generation.parked]
 
     def list_adapters(self) -> list[RegisteredAdapter]:

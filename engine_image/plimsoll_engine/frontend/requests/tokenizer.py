@@ -1,8 +1,4 @@
-"""Tokenize text and render chats, with the files of a checkpoint and without torch.
-
-The chat templates are compiled with transformers' filters, tags, globals and sandbox. This module
-adds a limit on the output's length, and the number of the template's line in errors.
-"""
+"""Tokenize text and render chats, with the files of a checkpoint and without torch."""
 
 from __future__ import annotations
 
@@ -28,21 +24,19 @@ from plimsoll_engine.frontend.requests.detokenize import (
     find_special_ids,
 )
 
+# Name of a token that represents one byte in SentencePiece vocabularies.
 _BYTE_TOKEN_PATTERN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""Name of a token that represents one byte in SentencePiece vocabularies."""
 _PRINTABLE_BYTES = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _UNPRINTABLE_BYTES = [byte for byte in range(256) if byte not in _PRINTABLE_BYTES]
+# Bytes of a byte-level vocabulary's letters, as in GPT-2. Printable characters represent
+# themselves, letters from U+0100 on the other bytes.
 BYTE_BY_VOCABULARY_LETTER = {chr(byte): byte for byte in _PRINTABLE_BYTES} | {
     chr(256 + number): byte for number, byte in enumerate(_UNPRINTABLE_BYTES)
 }
-"""Byte that each letter of a byte-level vocabulary represents, as in GPT-2.
-
-Printable characters represent themselves. Letters from U+0100 on represent the other bytes.
-"""
 
 
 class TemplateError(Exception):
-    """The chat template rejected the chat. The message includes the template's own message."""
+    """The chat template rejected the chat."""
 
 
 class ChatTooLongError(TemplateError):
@@ -52,8 +46,7 @@ class ChatTooLongError(TemplateError):
 class Tokenizer:
     """Tokenizer and chat templates of the checkpoint in ``model``.
 
-    The parameters are those of :meth:`Checkpoint.read`. The constructor raises UsageError, which
-    names the invalid file.
+    The parameters are those of :meth:`Checkpoint.read`.
     """
 
     def __init__(
@@ -85,7 +78,7 @@ class Tokenizer:
         return self._encode(text, True)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the token IDs of a rendered chat. Its special tokens come from the template."""
+        """Return the token IDs of a rendered chat, which contains its special tokens."""
         return self._encode(text, False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -108,10 +101,9 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         shown_tokens: Collection[str] = (),
     ) -> Callable[[], Detokenizer]:
-        """Return a function that creates detokenizers for texts that continue ``prompt_ids``.
+        """Return a function that creates a detokenizer for each choice of a prompt.
 
-        Call the function once for each choice. Special tokens in ``shown_tokens`` are never
-        skipped.
+        Special tokens in ``shown_tokens`` are never skipped.
         """
         skipped = frozenset[int]()
         if skip_special_tokens:
@@ -144,17 +136,11 @@ class Tokenizer:
         return token_id
 
     def find_added_token(self, text: str) -> int | None:
-        """Return the ID of the added token ``text``; None if the tokenizer has no such token.
-
-        The text of an added token is never encoded as several other tokens.
-        """
+        """Return the ID of the added token ``text``; None if the tokenizer has no such token."""
         return self._added.get(text)
 
     def get_token_names(self, token_ids: Sequence[int]) -> list[str | None]:
-        """Return the name of each token in the vocabulary; None for an unknown ID.
-
-        A token for a part of a character has a name, but no text.
-        """
+        """Return the name of each token in the vocabulary; None for an unknown ID."""
         return [self._tokenizer.id_to_token(token) for token in token_ids]
 
     def get_template_source(self, has_tools: bool) -> str:
@@ -178,8 +164,8 @@ class Tokenizer:
     ) -> str:
         """Return the rendered prompt of a chat.
 
-        ``variables`` are passed to the template, such as ``enable_thinking``. Raises TemplateError,
-        or :class:`ChatTooLongError` if the prompt has more than ``max_characters``.
+        ``variables`` are passed to the template. Raises TemplateError, or ChatTooLongError if the
+        prompt has more than ``max_characters``.
         """
         template = self._templates.get(self._choose_template(bool(tools)))
         if template is None:
@@ -235,7 +221,7 @@ def _compile_template(source: str, source_name: str) -> jinja2.Template:
 
 
 def _format_error_line(error: Exception) -> str:
-    """Return "in line N" for the line of the template that raised ``error``; "" if unknown."""
+    # Returns the line of the template that raised the error; empty if unknown.
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename in ("<template>", "<unknown>")]
     return f" in line {lines[-1]}" if lines else ""

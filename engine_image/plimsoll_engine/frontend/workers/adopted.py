@@ -15,8 +15,8 @@ from plimsoll_engine.messages.zygote_ipc import Exited
 
 log = logging.getLogger(__name__)
 
+# From linux/prctl.h.
 PR_SET_CHILD_SUBREAPER = 36
-"""Option of prctl(2), from linux/prctl.h."""
 
 
 def set_subreaper() -> None:
@@ -33,8 +33,7 @@ def set_subreaper() -> None:
 class OrphanWatcher:
     """Watcher of processes whose zygote has died.
 
-    ``on_exit`` is called once for each process that exits, with the message that the zygote would
-    have sent.
+    ``on_exit`` receives the messages that the zygote would have sent.
     """
 
     def __init__(self, on_exit: Callable[[Exited], None]) -> None:
@@ -72,7 +71,7 @@ class OrphanWatcher:
 
 
 def reap_unknown_children(known_pids: set[int]) -> None:
-    """Reap exited children that are not in ``known_pids``, such as children of a killed worker."""
+    """Reap exited children that are not in ``known_pids``."""
     with contextlib.suppress(ChildProcessError):
         while (exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if exited.si_pid in known_pids:

@@ -1,9 +1,4 @@
-"""Decide which processes a failure ends, how often they restart, and which requests are suspected.
-
-A failure ends only as much as is needed to recover: a request, a worker, the zygote, all processes
-or the engine. Each of these has its own exception, and a crash budget for consecutive failures. A
-process that has served for a minute resets its budget.
-"""
+"""Decide which processes end after a failure and restart, and which requests are suspected."""
 
 from __future__ import annotations
 
@@ -14,24 +9,19 @@ from enum import Enum, auto
 
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailedError
 
+# Delays before the restarts after consecutive crashes. One more crash ends the engine, because its
+# cause is probably outside the worker. The kubelet then restarts it, after 10 s or more.
 RESTART_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
-"""Delays before the restarts after consecutive crashes. One more crash ends the engine.
-
-The first two restarts are immediate, because the crashes may be accidental. Requests wait during
-the delays. After the last crash, the cause is probably outside the worker. The engine then exits,
-and the kubelet restarts it with its own back-off (10 s and more).
-"""
+# Serving time after which a worker's earlier crashes no longer count.
 CRASH_COUNT_RESET_AFTER_S = 60.0
-"""Serving time after which a worker's earlier crashes no longer count."""
+# Consecutive crashes after which a request without a new token is suspected.
 CRASHES_UNTIL_SUSPECTED = 2
-"""Number of consecutive crashes after which a request without a new token is suspected."""
 
 
 class WorkerLostError(Exception):
     """A worker exited, or did not become ready.
 
-    ``permanent`` is True if a setting or the checkpoint is invalid, so that every worker would
-    fail.
+    If ``permanent`` is True, every worker would fail.
     """
 
     def __init__(self, message: str, is_permanent: bool = False) -> None:
@@ -40,7 +30,7 @@ class WorkerLostError(Exception):
 
 
 class ForkRefusedError(Exception):
-    """The kernel did not let the zygote create a process. The zygote itself still works."""
+    """The kernel did not let the zygote create a process."""
 
 
 class ZygoteLostError(Exception):
@@ -55,16 +45,16 @@ class FailureScope(Enum):
     """Processes to end after a failure, in ascending order of their number."""
 
     WORKER = auto()
+    # Its children continue, with the frontend as their parent.
     ZYGOTE = auto()
-    """The zygote alone. Its children continue, with the frontend as their parent."""
+    # The zygote and every process that it has forked.
     PROCESSES = auto()
-    """The zygote and every process that it has forked."""
 
 
 class CrashBudget:
     """Limit on consecutive crashes, with a delay before each restart.
 
-    Earlier crashes no longer count if the process has served for ``reset_after_s`` seconds since.
+    Crashes no longer count once the process has served for ``reset_after_s`` seconds.
     """
 
     def __init__(
@@ -88,9 +78,9 @@ class CrashBudget:
         self._since = self._clock()
 
     def count_crash(self) -> float | None:
-        """Count a crash or a failed start.
+        """Count a crash or a failed start. Return the delay in seconds before the restart.
 
-        Return the delay before the restart in seconds; None if the budget is exhausted.
+        Return None if the budget is exhausted.
         """
         if self._since is not None and self._clock() - self._since >= self._reset_after_s:
             self._consecutive = 0
@@ -104,11 +94,9 @@ class CrashBudget:
 
 
 class Quarantine:
-    """Quarantine of requests that may have crashed their workers.
+    """Quarantine of requests that may have crashed two consecutive workers.
 
-    Such a request could crash one worker after another, until the engine exits. A request is
-    suspected if two consecutive workers crashed while they ran it, without a new token. Suspected
-    requests run one at a time, until each has a token. If a third worker crashes, only the
+    These requests run one at a time, until each has a token. If another worker crashes, only the
     suspected request fails.
     """
 
@@ -139,10 +127,7 @@ class Quarantine:
             self._tried = None
 
     def queue_suspects(self, carried_over: Sequence[Generation]) -> list[Generation]:
-        """Queue the suspected requests in ``carried_over``, and return the others.
-
-        :meth:`get_next_suspect` returns the queued requests one by one.
-        """
+        """Queue the suspected requests in ``carried_over``, and return the others."""
         suspects = [
             generation
             for generation in carried_over
@@ -182,8 +167,7 @@ class Failures:
     def count_worker_loss(self, error: WorkerLostError) -> float:
         """Count the loss of a worker. Return the delay in seconds before the next one starts.
 
-        Raises :class:`WorkerUnrecoverableError` if the budget is exhausted or the error is
-        permanent.
+        Raises WorkerUnrecoverableError if the budget is exhausted or the error is permanent.
         """
         delay_s = self.worker.count_crash()
         if error.permanent:
@@ -200,8 +184,7 @@ class Failures:
     ) -> FailureScope:
         """Return which processes to end after a worker could not be forked.
 
-        A hung zygote is ended. If the kernel refused the fork while another worker serves, the
-        zygote is kept, because the same limit would apply to the next zygote.
+        A zygote that the kernel refused a fork is kept while another worker serves.
         """
         refused = isinstance(error, ForkRefusedError) and not is_another_worker_serving
         return (
@@ -214,7 +197,6 @@ class Failures:
     def choose_scope_of_unkillable_process(is_memory_needed: bool) -> FailureScope:
         """Return which processes to end after a process survived SIGKILL.
 
-        If the next worker does not need the memory of that process, it is left alone. It exits when
-        the driver releases it.
+        The process is left alone unless the next worker needs its memory.
         """
         return FailureScope.PROCESSES if is_memory_needed else FailureScope.WORKER

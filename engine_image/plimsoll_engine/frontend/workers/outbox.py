@@ -1,12 +1,7 @@
 """Queue of messages that wait to be written to the worker.
 
-While a worker hangs, clients still submit and abort requests, and a socket buffer would grow
-without bound. In this queue, an abort cancels a submission that is not yet written. The queue
-therefore has at most one message per running request, and one abort per request that the worker
-received before it hung.
-
-Choices of one prompt are queued one by one, so that each can be aborted. :meth:`Outbox.take` joins
-them into one message.
+While a worker hangs, clients still submit and abort requests. An abort cancels a submission in the
+queue, so the queue does not grow without bound.
 """
 
 from __future__ import annotations
@@ -30,8 +25,7 @@ class Outbox:
     def put(self, message: ToWorker) -> None:
         """Queue ``message``.
 
-        An abort cancels a submission that is still in the queue. A stop replaces all queued
-        messages.
+        An abort cancels a submission in the queue. A stop replaces all queued messages.
         """
         if isinstance(message, Stop):
             self._waiting = {"stop": message}
@@ -52,10 +46,7 @@ class Outbox:
         return None
 
     def _join_choices(self, first_submit: Submit) -> Submit:
-        """Return ``first_submit`` with the choices that directly follow it in the queue.
-
-        These choices are removed from the queue.
-        """
+        # Joins the choices that directly follow it in the queue.
         choices, tokens = [], len(first_submit.prompt_ids) + len(first_submit.output_ids)
         for waiting in self._waiting.values():
             choice = create_choice(first_submit, waiting) if isinstance(waiting, Submit) else None

@@ -1,11 +1,6 @@
 """Standby worker: a successor that is prepared in advance, to shorten the next restart.
 
-Like any successor, a standby has created its CUDA context and loaded its weights and kernels. It
-maps the weights and the KV pool, but does not write to memory that the serving worker uses. The
-policy decides whether a standby exists always, never, or while a client holds a lease.
-
-A standby starts after a report of the serving worker, if enough memory is free. If it crashes,
-another one starts, within a crash budget of its own. The serving worker is not affected.
+It maps the weights and the KV pool, but does not write to memory that the serving worker uses.
 """
 
 from __future__ import annotations
@@ -35,23 +30,17 @@ from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
 
+# Replacing the serving worker has priority over a new standby.
 MIN_START_DELAY_S = 1.0
-"""Minimum delay before a new standby starts; replacing the serving worker has priority."""
+# Delay before free memory is checked again, after there was too little for a standby.
 MEMORY_CHECK_INTERVAL_S = 10.0
-"""Delay before free memory is checked again, after there was too little for a standby."""
 MIN_FREE_HOST_BYTES_PER_RANK = 1 << 30
+# A standby uses less than half of this free memory, so the serving worker does not run out of it.
 MIN_FREE_DEVICE_BYTES = 2 << 30
-"""Free memory that a standby needs to start: on the host per rank, and on each device.
-
-A standby uses less than half of this memory, so the serving worker does not run out of memory.
-"""
 
 
 class Standby:
-    """Manager of the standby worker.
-
-    ``policy`` decides when a standby should exist. ``timeout_s`` limits the time to prepare one.
-    """
+    """Manager of the standby worker. ``policy`` decides when a standby should exist."""
 
     def __init__(
         self,
@@ -62,17 +51,15 @@ class Standby:
         measure_headroom: Callable[[], int | None] = measure_host_headroom,
     ) -> None:
         self.policy = policy
+        # Reason why there is no standby although there should be one.
         self.error: str | None = None
-        """Reason why there is no standby although there should be one; None otherwise."""
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = measure_headroom
         self._crashes = crash_budget
+        # Earliest start of the next standby in CLOCK_MONOTONIC seconds; None if the crash budget is
+        # exhausted.
         self._not_before: float | None = 0.0
-        """Earliest start of the next standby in CLOCK_MONOTONIC seconds.
-
-        None if the crash budget is exhausted.
-        """
         self._leased_until = 0.0
         self._lease: asyncio.TimerHandle | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -80,8 +67,8 @@ class Standby:
         self._preparing: asyncio.Task[WorkerHandle] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._memory = StandbyMemory()
+        # Whether the next report may count device memory of the former worker.
         self._includes_former_worker = False
-        """Whether the next report may count device memory of the former worker."""
 
     @property
     def is_wanted(self) -> bool:
@@ -130,10 +117,7 @@ class Standby:
         return self._memory.list_ledger_entries(self.processes)
 
     def set_lease(self, lease_s: float) -> None:
-        """Request a standby for the next ``lease_s`` seconds; 0 ends the lease.
-
-        A repeated call renews the lease.
-        """
+        """Request a standby for the next ``lease_s`` seconds; 0 ends the lease."""
         if not self.is_wanted:  # what caused earlier failures may be gone
             self._crashes.reset()
             self._not_before, self.error = 0.0, None
@@ -156,9 +140,8 @@ class Standby:
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
         """Start a standby if one should exist, or update the memory of the existing one.
 
-        ``devices`` are the devices of the serving worker. Reports that may include memory of the
-        former worker start no standby, because its memory would be underestimated. These reports
-        arrive until the former worker has exited; the next report may have been written before.
+        Reports that may include memory of the former worker start no standby, because its own
+        memory would be underestimated.
         """
         if self._includes_former_worker:
             self._includes_former_worker = self._workers.has_stopped_worker
@@ -170,7 +153,7 @@ class Standby:
             self._memory.update(devices, self.prepared is not None)
 
     async def take(self) -> WorkerHandle | None:
-        """Wait until the standby is prepared, and return it. The caller then owns the standby.
+        """Wait until the standby is prepared, and pass it to the caller.
 
         Return None if there is no standby or its preparation fails.
         """
@@ -229,10 +212,7 @@ class Standby:
         return handle
 
     def _find_memory_shortage(self, devices: Sequence[DeviceMemory]) -> str | None:
-        """Return a message if there is too little memory for a standby; else None.
-
-        Memory of unknown size counts as sufficient.
-        """
+        # Memory of unknown size counts as sufficient.
         spare, needed = self._headroom(), MIN_FREE_HOST_BYTES_PER_RANK * self._workers.ranks
         if spare is not None and spare < needed:
             return f"less than {needed >> 20} MiB of host memory is free"
@@ -254,7 +234,7 @@ class Standby:
         return preparing
 
     async def _watch(self, preparing: asyncio.Task[WorkerHandle]) -> None:
-        """Wait until the standby exits, and decide when the next one may start."""
+        # Waits for the exit, and decides when the next standby may start.
         self._crashes.mark_serving()
         try:
             handle = await asyncio.shield(preparing)

@@ -1,7 +1,6 @@
 """Host and device memory of a standby worker, for the engine's ledger.
 
-The ledger includes this memory from the fork on. Otherwise, a supervisor would mistake the
-preparation of a standby for a leak.
+Without it, a supervisor would mistake the preparation of a standby for a leak.
 """
 
 from __future__ import annotations
@@ -11,11 +10,8 @@ from collections.abc import Sequence
 from plimsoll_api.admin import DeviceMemory, LedgerEntry, MemoryKind, ProcessMemory, Role
 
 STANDBY_OWNER = "standby_worker"
+# The serving worker may have written the first report before the standby was ready.
 PREPARED_REPORTS_UNTIL_FINAL = 2
-"""Number of the serving worker's reports after which a prepared standby's device memory is final.
-
-The first report may have been written before the standby was ready.
-"""
 
 
 class StandbyMemory:
@@ -33,11 +29,7 @@ class StandbyMemory:
         self._device_bytes, self._settled = None, 0
 
     def update(self, devices: Sequence[DeviceMemory], is_prepared: bool) -> None:
-        """Update the estimate of the standby's device memory.
-
-        The estimate is the increase of the memory in use on ``devices`` since :meth:`begin`. A
-        ``is_prepared`` standby allocates no further memory, so its estimate soon becomes final.
-        """
+        """Update the estimate of the standby's device memory from the memory in use."""
         if self._settled >= PREPARED_REPORTS_UNTIL_FINAL:
             return
         self._settled += is_prepared
@@ -46,10 +38,7 @@ class StandbyMemory:
             self._device_bytes = max(0, (after or 0) - (self._used_before or 0))
 
     def list_ledger_entries(self, processes: Sequence[ProcessMemory]) -> list[LedgerEntry]:
-        """Return the ledger entries of the standby. ``processes`` is empty without a standby.
-
-        A stopped standby stays in the ledger with 0 bytes.
-        """
+        """Return the ledger entries of the standby, with 0 bytes once it has stopped."""
         private = [process.private for process in processes]
         known = [size for size in private if size is not None]
         held = {

@@ -1,8 +1,7 @@
 """State of one worker, as the frontend sees it: forked, prepared, ready, stopped, reaped.
 
 A worker has one process per rank. They start and exit together, and only rank 0 exchanges messages
-with the frontend. Each state is a future or an event that is set once. If the worker exits early,
-the futures of the states that it has not reached raise WorkerLostError.
+with the frontend.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class StopOutcome:
 class WorkerHandle:
     """One worker and its processes.
 
-    ``on_message`` receives the worker's messages. If a ready worker exits unexpectedly, ``on_lost``
-    receives the reason.
+    ``on_lost`` receives the reason if a ready worker exits unexpectedly.
     """
 
     def __init__(
@@ -68,8 +66,8 @@ class WorkerHandle:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.epoch = epoch
+        # Process IDs of the ranks, by rank.
         self.pids: list[int] = []
-        """Process IDs of the forked ranks, by rank."""
         self._ranks = num_ranks
         self._reaped: set[int] = set()
         self.link = WorkerLink(
@@ -112,9 +110,8 @@ class WorkerHandle:
     async def stop(self, grace_s: float, should_hand_over: bool = False) -> StopOutcome:
         """Ask the worker to stop. Kill it if it has not stopped after ``grace_s`` seconds.
 
-        If ``should_hand_over`` is True, the worker leaves its KV blocks for a successor. Return
-        when the worker has released all memory and sent its final message. Its processes stay until
-        :meth:`dismiss`: the next worker thus need not wait while the driver destroys CUDA contexts.
+        Return when the worker has released all memory. Its processes stay until :meth:`dismiss`, so
+        that the next worker need not wait while the driver destroys CUDA contexts.
         """
         if self.stopped.done():
             return StopOutcome(self.stopped.result())
@@ -135,13 +132,13 @@ class WorkerHandle:
             self.on_exit("not all ranks of the worker could be started")
 
     def dismiss(self) -> None:
-        """Let the worker exit. A worker that has sent its final message waits for this call."""
+        """Let the worker exit after its final message."""
         self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
         """Send SIGTERM, then SIGKILL if needed. Return the names of the signals that were sent.
 
-        If a process survives SIGKILL, the event ``exited`` is not set when the call returns.
+        A process may survive SIGKILL. The event ``exited`` is not set then.
         """
         self._stopping = True
         sent: list[str] = []
@@ -179,7 +176,7 @@ class WorkerHandle:
         return None
 
     def kill_without_grace(self, reason: str) -> None:
-        """Kill the worker without a grace period. ``reason`` is why the worker is killed."""
+        """Kill the worker for ``reason`` without a grace period."""
         self.mark_lost(reason)
         self._send_signal(signal.SIGKILL)
 
@@ -237,7 +234,6 @@ class WorkerHandle:
             self._reaping = asyncio.create_task(self._reap(), name="worker reaper")
 
     async def _reap(self) -> None:
-        """Wait until the worker has exited after its socket was closed. Kill it after a timeout."""
         if not await wait_with_timeout(self.exited.wait(), REAP_TIMEOUT_S):
             self._send_signal(signal.SIGKILL)
 

@@ -26,8 +26,7 @@ _UCRED = struct.Struct("3i")  # PID, uid, gid: unix(7)
 class WorkerLink:
     """Connection to the worker of one epoch.
 
-    ``on_message`` receives each message. ``on_lost`` is called once when the connection ends,
-    unless :meth:`drop` has closed it.
+    ``on_lost`` is called once when the connection ends, unless :meth:`drop` has closed it.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class WorkerSocket:
     async def _read_hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> worker_ipc.Hello | None:
-        """Return the peer's Hello message; None if the message or the peer is invalid."""
+        # Returns None if the message or the peer is invalid.
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 body = await read_body(reader)

@@ -37,7 +37,7 @@ class RequestOwner(Protocol):
         """Record that no worker serves. Idempotent."""
 
     def resubmit(self) -> int:
-        """Submit all running requests to the new worker. Return the number of these requests."""
+        """Submit all running requests to the new worker, and return their number."""
 
     def fail(self, message: str) -> None:
         """Fail all requests with ``message``, because no worker can be started."""
@@ -46,7 +46,7 @@ class RequestOwner(Protocol):
 class WorkerManager:
     """Manager of the serving worker and the standby.
 
-    A restart or recovery holds the lock ``replacing`` while it replaces the worker.
+    The lock ``replacing`` is held while the worker is replaced.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WorkerManager:
     async def recover(self, reason: str, lost_epoch: Epoch) -> None:
         """Replace the worker of ``lost_epoch``, which exited unexpectedly.
 
-        If a standby exists, it takes over. A drained engine stays drained.
+        A drained engine stays drained.
         """
         async with self.replacing:
             if self._epochs.current != lost_epoch:
@@ -104,21 +104,14 @@ class WorkerManager:
                 self._lifecycle.move_to(EngineState.SERVING)
 
     def on_report(self, report: worker_ipc.Report) -> None:
-        """Handle a report of the serving worker, unless a replacement is in progress.
-
-        Once the worker captures no more CUDA graphs, dismiss its stopped predecessor. The driver is
-        busy while a process exits, so a capture at that time would delay all streams.
-        """
+        """Handle a report of the serving worker, unless a replacement is in progress."""
         if not self.replacing.locked():
             if not report.capturing:
                 self._workers.dismiss_stopped()
             self.standby.on_report(report.devices)
 
     async def prepare(self) -> tuple[WorkerHandle, bool]:
-        """Return a prepared successor, and whether it was the standby.
-
-        Raises :class:`WorkerLostError`.
-        """
+        """Return a prepared successor, and whether it was the standby. Raises WorkerLostError."""
         if (standby := await self.standby.take()) is not None:
             return standby, True
         successor = self._workers.create_successor()
@@ -131,10 +124,9 @@ class WorkerManager:
         handover: bytes | None = None,
         reason: str = "restart",
     ) -> worker_ipc.Ready | None:
-        """Make ``successor`` serve. If it is None or fails, start a new worker instead.
+        """Make ``successor`` serve after the former worker has stopped.
 
-        The former worker must have stopped. ``handover`` is passed only to ``successor``. Return
-        the Ready message of ``successor``; None if a new worker serves instead. Raises
+        If it is None or fails, start a new worker instead and return None. Raises
         WorkerUnrecoverableError if no worker can be started.
         """
         if successor is not None:
@@ -152,7 +144,7 @@ class WorkerManager:
     async def start(self, reason: str) -> None:
         """Start a worker. Try again after a failure, within the crash budget.
 
-        Raises :class:`WorkerUnrecoverableError` if the budget is exhausted.
+        Raises WorkerUnrecoverableError if the budget is exhausted.
         """
         while True:
             try:
@@ -171,10 +163,7 @@ class WorkerManager:
         self._served.on_epoch_started(ready, reason)
 
     async def _wait_after_loss(self, error: WorkerLostError) -> None:
-        """Wait until the next worker may start.
-
-        If the crash budget is exhausted, fail the engine and raise WorkerUnrecoverableError.
-        """
+        # Raises WorkerUnrecoverableError if the crash budget is exhausted.
         try:
             delay_s = self._failures.count_worker_loss(error)
         except WorkerUnrecoverableError as unrecoverable:

@@ -62,8 +62,7 @@ class _WeightServer:
 class WorkerProcesses:
     """Manager of the engine's processes, which starts, stops and watches them.
 
-    ``on_message`` receives the serving worker's messages. If that worker exits unexpectedly,
-    ``on_lost`` receives the reason.
+    ``on_lost`` receives the reason if the serving worker exits unexpectedly.
     """
 
     def __init__(
@@ -86,11 +85,11 @@ class WorkerProcesses:
         self._weights = listen(config.weights) if config.weights else None
         self._weight_server: _WeightServer | None = None
         self._weight_servers = 0
+        # Workers that have not been reaped, by epoch number.
         self._living: dict[int, WorkerHandle] = {}
-        """Workers that have not been reaped, by epoch number."""
         self._serving: WorkerHandle | None = None
+        # Dismissed workers that have not exited yet, with the tasks that wait for the exit.
         self._leaving: dict[WorkerHandle, asyncio.Task[None]] = {}
-        """Dismissed workers that have not exited yet, with the tasks that wait for the exit."""
         self._socket = WorkerSocket(Path(config.socket))
         self.starts = 0
 
@@ -142,10 +141,7 @@ class WorkerProcesses:
         return None if self._serving is None else self._serving.link.media_sender
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
-        """Start a worker in a new epoch. Return its Ready message once it serves.
-
-        Raises :class:`WorkerLostError`.
-        """
+        """Start a worker in a new epoch, and return its Ready message. Raises WorkerLostError."""
         worker = self.create_successor()
         self._set_serving(worker)
         deadline = time.monotonic() + timeout_s
@@ -166,7 +162,7 @@ class WorkerProcesses:
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
         """Fork ``worker``, and wait until it has its CUDA context, weights and kernels.
 
-        Another worker may serve meanwhile. Kill ``worker`` if it fails, and raise WorkerLostError.
+        Kill ``worker`` if it fails, and raise WorkerLostError.
         """
         self.dismiss_stopped()  # no more than two workers have contexts on the devices
         number = worker.epoch.number
@@ -214,11 +210,9 @@ class WorkerProcesses:
         skip_warm_up: bool = False,
         handover: bytes | None = None,
     ) -> worker_ipc.Ready:
-        """Make a prepared worker serve.
+        """Make a prepared worker serve. Raises WorkerLostError.
 
-        ``skip_warm_up`` skips the warm-up of the largest step. ``handover`` comes from the
-        predecessor's StopResult and requires ``skip_warm_up``. If the worker fails, dismiss its
-        stopped predecessor, and raise :class:`WorkerLostError`.
+        ``skip_warm_up`` skips the warm-up of the largest step, which ``handover`` requires.
         """
         self._set_serving(worker)
         worker.link.send(worker_ipc.TakeOver(skip_warm_up, handover))
@@ -241,8 +235,7 @@ class WorkerProcesses:
     def dismiss_stopped(self) -> None:
         """Let every worker that has sent its final message exit. Idempotent.
 
-        While the driver destroys the CUDA contexts of these workers, driver calls of other
-        processes wait.
+        Driver calls of other processes wait while the driver destroys the CUDA contexts.
         """
         for worker in self._living.values():
             is_leaving = worker in self._leaving or worker.exited.is_set()
@@ -254,10 +247,7 @@ class WorkerProcesses:
 
     @property
     def has_stopped_worker(self) -> bool:
-        """Whether a worker that has sent its final message has not exited yet.
-
-        Such a worker may still hold a CUDA context on each device.
-        """
+        """Whether a worker that has sent its final message has not exited yet."""
         return any(worker.stopped.done() for worker in self._living.values())
 
     def _forget_leaving(self, worker: WorkerHandle, _: asyncio.Task[None]) -> None:
@@ -274,9 +264,9 @@ class WorkerProcesses:
             await self._kill(worker)
 
     async def drop_weights(self) -> None:
-        """Stop the weight server, so that the next worker loads the weights from the checkpoint.
+        """Stop the weight server after all workers, so that the next worker loads the weights anew.
 
-        Wait until all workers have exited. The caller must have asked them to stop.
+        The caller must have asked the workers to stop.
         """
         for worker in list(self._living.values()):
             worker.dismiss()
@@ -325,7 +315,7 @@ class WorkerProcesses:
             self.starts += 1
 
     async def _fork(self, zygote: ZygoteClient, worker: WorkerHandle, rank: int) -> None:
-        """Fork a rank of ``worker``. Record its PID even if the caller is cancelled."""
+        # Records the PID even if the caller is cancelled.
         forking = asyncio.ensure_future(zygote.fork(worker.epoch.number, rank=rank))
         try:
             worker.pids.append(await asyncio.shield(forking))
@@ -446,7 +436,7 @@ class WorkerProcesses:
                 worker.kill_without_grace(reason)
 
     def _on_zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
-        """Start another zygote. The processes that the lost zygote forked continue."""
+        # The processes that the lost zygote forked continue.
         if self._zygote is not zygote:
             return  # the zygote was still starting, and its start raises the error
         log.error(

@@ -27,23 +27,20 @@ from plimsoll_engine.messages.zygote_ipc import (
 FORK_TIMEOUT_S = 10.0
 
 
+# A fork copies only one thread, so OpenMP is limited to one. PASSIVE stops OpenMP's threads from
+# spinning between small operations. Without it, 600 tokens took 27 s instead of 2 s on a busy
+# machine (2 cores, load 4).
 SINGLE_THREAD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Environment variables for the zygote and its workers.
-
-A fork copies only one thread, so OpenMP is limited to one. ``PASSIVE`` stops OpenMP's threads from
-spinning between small operations. Without it, 600 tokens took 27 s instead of 2 s on a busy machine
-(2 cores, load 4).
-"""
 
 
 class ZygoteClient:
     """Client of one zygote process.
 
-    ``on_exit`` is called for each child that exits. ``on_lost`` is called once if the zygote fails.
+    ``on_exit`` is called for each child that exits, ``on_lost`` once if the zygote fails.
     """
 
     def __init__(
@@ -70,11 +67,7 @@ class ZygoteClient:
         return None if self._process is None else self._process.pid
 
     async def start(self, timeout_s: float) -> ZygoteReady:
-        """Start the zygote, and return its Ready message.
-
-        Raises :class:`ZygoteLostError` if the zygote is not ready within ``timeout_s`` seconds, and
-        OSError if the kernel cannot create a process or a socket.
-        """
+        """Start the zygote, and return its Ready message. Raises ZygoteLostError or OSError."""
         self._ready = asyncio.get_running_loop().create_future()
         parent_end, child_end = socket.socketpair()
         try:
@@ -113,10 +106,9 @@ class ZygoteClient:
             )
 
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
-        """Fork a process, and return its PID.
+        """Fork a process, and return its PID. Raises ForkRefusedError or ZygoteLostError.
 
-        ``number`` is the worker's epoch or the weight server's number. Raises ForkRefusedError if
-        the kernel refuses the fork, and ZygoteLostError if the zygote fails.
+        ``number`` is the worker's epoch or the weight server's number.
         """
         async with self._forks:  # a standby can be forked at any time
             return await self._fork(zygote_ipc.Fork(number, role, rank))
