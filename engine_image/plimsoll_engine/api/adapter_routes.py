@@ -62,9 +62,6 @@ def unload_adapter(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
 
 
 def make_model_card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
-    """Return the entry of ``adapter`` in ``/v1/models``.
-
-    ``base`` is the entry of the served model.
-    """
+    """Return the entry of ``adapter`` in ``/v1/models``. ``base`` is the served model's entry."""
     parent = base["id"] if adapter.parent is None else adapter.parent
     return base | {"id": adapter.name, "root": str(adapter.path), "parent": parent}

@@ -203,8 +203,6 @@ def _add_error_handlers(api: FastAPI, engine: AsyncEngine) -> None:
 
 
 class _TokenMiddleware:
-    """ASGI middleware that answers status 401 to requests without the token, on any path."""
-
     def __init__(self, inner: ASGIApp, token: str) -> None:
         self._inner = inner
         self._expected = Secret(b"Bearer " + token.encode())
@@ -248,11 +246,7 @@ def _start_operation(
     state: EngineState | None,
     work: Callable[[Recorder], Awaitable[None]],
 ) -> Response:
-    """Start an operation, and return it in a response with status 202. Raises AdminError.
-
-    ``state`` is the first state of the engine during the operation; None if the state does not
-    change.
-    """
+    # ``state`` is the first state of the engine during the operation; None if it does not change.
     operations = engine.operations
     known = operations.get(body.operation_id)
     if known is None:

@@ -1,7 +1,6 @@
 """Response to a generation request, as one body or as a stream.
 
-The response admits the request when it starts, and releases it when it ends. It also ends after an
-error, a disconnect or a cancelled task.
+The response admits the request when it starts, and releases it when it ends for any reason.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
 class GenerationResponse(Response):
     """ASGI response that runs the generations of ``batch`` and sends their output.
 
-    ``choices`` has one element for each generation. If ``stream`` is True, the output is sent as
-    server-sent events. If ``usage`` is True, the stream ends with the token counts.
+    ``choices`` has one element for each generation.
     """
 
     def __init__(
@@ -81,23 +79,22 @@ class GenerationResponse(Response):
         self._envelope = Envelope(batch.model, batch.request_id)
         self._stream = stream
         self._usage = include_usage
+        # Whether each chunk of the stream includes the usage so far.
         self.usage_in_chunks = False
-        """Whether each chunk of the stream includes the usage so far."""
+        # Token IDs of a chat's prompt; None if the response omits them.
         self.prompt_ids: Sequence[int] | None = None
-        """Token IDs of a chat's prompt; None if the response omits them."""
+        # Token that ends the reasoning; None if reasoning tokens are not counted.
         self.reasoning_end: int | None = None
-        """Token that ends the reasoning; None if reasoning tokens are not counted."""
         self.prompt_logprobs: PromptLogprobs | None = None
-        """Log probabilities of the prompts; None if the response omits them."""
+        # Whether the response omits the generated tokens.
         self.echo_only = False
-        """Whether the response omits the generated tokens."""
+        # Sent to the client as headers.
         self.warnings: Sequence[str] = ()
-        """Warnings for the client, sent as headers."""
         self._started = False
+        # First error of a choice after the stream started.
         self._failure: ApiError | None = None
-        """First error of a choice after the stream started; None without an error."""
+        # Number of tokens that the stream has sent for each choice.
         self._sent = [0] * len(batch.generations)
-        """Number of tokens that the stream has sent for each choice."""
         self._budget: BodyBudget
         self._client: str
 
@@ -139,11 +136,8 @@ class GenerationResponse(Response):
             del answering, disconnected
 
     async def _get_next_deltas(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
-        """Wait for new output, and return it. Remove finished choices from ``open_choices``.
-
-        If a choice of a started stream fails, the other choices continue, and the stream ends with
-        the error.
-        """
+        # If a choice of a started stream fails, the other choices continue, and the stream ends
+        # with the error.
         wake = self._batch.wake
         while True:
             new = []
@@ -228,10 +222,7 @@ class GenerationResponse(Response):
 
     @contextlib.contextmanager
     def reserve(self, size_bytes: int) -> Iterator[None]:
-        """Return a context that reserves ``size_bytes`` bytes of the memory for unsent responses.
-
-        Raises ApiError if not enough memory is left.
-        """
+        """Reserve memory for an unsent response until the context exits. Raises ApiError."""
         with self._budget.open_reservation(self._client) as reservation:
             try:
                 reservation.reserve(size_bytes)
@@ -287,7 +278,7 @@ class GenerationResponse(Response):
         await self._end_with_error(send, error)
 
     async def _end_with_error(self, send: Send, error: ApiError) -> None:
-        """End a stream with an error event, because the status was already sent."""
+        # The status was already sent.
         self._engine.metrics.count_stream_error()
         await send_last_part(send, self.make_error_events(error))
 

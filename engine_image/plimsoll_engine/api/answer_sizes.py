@@ -1,32 +1,28 @@
-"""Size limits of responses, checked before the first token. This module does no I/O.
+"""Size limits of responses, checked before the first token.
 
-A response stays in memory until its client has read it, and without streaming until its last token.
-Its size depends on the number of choices, tokens and log probabilities.
+A response stays in memory until its client has read it.
 """
 
 from __future__ import annotations
 
 from plimsoll_engine.api.errors import ApiError
 
+# Memory of a generated token, including its ID in the request log.
 BYTES_PER_TOKEN = 64
-"""Memory of a generated token, including its ID in the request log, in bytes."""
+# Memory of one log probability, as an object and as JSON. CPython 3.11 needs 425 bytes
+# (tests/unit/engine/http/test_answer_sizes.py).
 BYTES_PER_LOGPROB = 512
-"""Memory of one log probability: an object with the token's text, bytes and number, and its JSON.
-
-CPython 3.11 needs 425 bytes (tests/unit/engine/http/test_answer_sizes.py).
-"""
+# The 20 likeliest tokens (OpenAI) and the token itself.
 MAX_LOGPROBS_PER_TOKEN = 21
-"""Maximum number of log probabilities per token: the 20 likeliest (OpenAI) and its own."""
 MIN_RESPONSE_BYTES = 64 << 20
+# Responses of maximum size that fit into memory. A client may have two of them.
 NUM_BUFFERED_RESPONSES = 4
-"""Number of responses of maximum size that fit into memory. A client may have two of them."""
 
 
 def compute_max_response_bytes(max_model_len: int | None) -> int:
     """Return the maximum size of a response in bytes.
 
-    The maximum suffices for one choice that fills the context with all log probabilities, or for
-    several choices with fewer log probabilities.
+    One choice that fills the context with all log probabilities fits into it.
     """
     return max(
         MIN_RESPONSE_BYTES, (max_model_len or 0) * _estimate_bytes_per_token(MAX_LOGPROBS_PER_TOKEN)
@@ -39,9 +35,9 @@ def compute_buffer_bytes(max_model_len: int | None) -> int:
 
 
 def estimate_response_bytes(num_tokens: int, num_logprobs: int | None) -> int:
-    """Return the estimated size in bytes of a response with ``num_tokens`` tokens in all choices.
+    """Return the estimated size in bytes of a response with ``num_tokens`` tokens.
 
-    ``num_logprobs`` is the number of likeliest tokens per token; None means no log probabilities.
+    ``num_logprobs`` is the number of likeliest tokens per token; None without log probabilities.
     """
     return num_tokens * _estimate_bytes_per_token(0 if num_logprobs is None else num_logprobs + 1)
 
@@ -57,10 +53,15 @@ def check_response_size(
 ) -> None:
     """Raise ApiError if a response may exceed ``max_bytes``.
 
-    ``num_tokens`` is the number of output tokens in all ``num_choices``, each with ``num_logprobs``
-    likeliest tokens. ``num_echoed_tokens`` is the number of prompt tokens in the response, each
-    with ``num_echoed_logprobs`` likeliest tokens. ``adjustable_fields`` names the request fields
-    that the client may lower.
+    Args:
+        num_choices: Number of choices.
+        num_tokens: Number of output tokens in all choices.
+        num_logprobs: Number of likeliest tokens per output token; None without log probabilities.
+        max_bytes: Maximum size of the response.
+        adjustable_fields: Names of the request fields that the client may lower.
+        num_echoed_tokens: Number of prompt tokens in the response.
+        num_echoed_logprobs: Number of likeliest tokens per prompt token.
+
     """
     wanted = estimate_response_bytes(num_tokens, num_logprobs) + estimate_response_bytes(
         num_echoed_tokens, num_echoed_logprobs

@@ -1,7 +1,6 @@
 """API keys of ``/v1``: one per line in a mounted file (``--api-key-file``).
 
-A changed file is read again, so a key can be rotated without a restart. If the file cannot be read
-or has no keys, the previous keys stay valid.
+A changed file is read again, so a key can be rotated without a restart.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from plimsoll_engine.errors import UsageError
 
 log = logging.getLogger(__name__)
 
+# These paths need no API key.
 UNAUTHENTICATED_PATHS = frozenset({"/health", "/ready", "/metrics"})
-"""Paths that need no API key."""
+# Key of the tenant in a request's ASGI scope, set only with several API keys.
 TENANT_SCOPE_KEY = "plimsoll.tenant"
-"""Key of the tenant in a request's ASGI scope. It exists only with several API keys."""
 
 
 class ApiKeys:
@@ -41,10 +40,9 @@ class ApiKeys:
             )
 
     def get_tenant(self, authorization: bytes) -> str | None:
-        """Return the tenant of the API key in the header ``authorization``.
+        """Return the tenant of an API key in constant time; None if the key is invalid.
 
-        Return None for an invalid key, and "" if the file has only one key. The comparison takes
-        constant time, so its duration reveals nothing about a key.
+        Return "" if the file has only one key.
         """
         self._reload_if_changed()
         scheme, _, token = authorization.partition(b" ")
@@ -77,10 +75,7 @@ class ApiKeys:
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware that answers status 401 to requests without a valid key.
-
-    Probes and metrics need no key.
-    """
+    """ASGI middleware that answers status 401 to requests without a valid key."""
 
     def __init__(self, inner: ASGIApp, keys: ApiKeys) -> None:
         self._inner = inner

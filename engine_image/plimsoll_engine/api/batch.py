@@ -26,16 +26,15 @@ from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.request_log import Admission, Generation, StopRules
 from plimsoll_engine.messages.worker_ipc import Media
 
+# Request field with the prompt, by prefix of the request ID.
 PROMPT_FIELD_BY_ID_PREFIX = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
-"""Name of the request field that contains the prompt, by prefix of the request ID."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Generations of one request: ``n`` choices per prompt.
 
-    All generations set the event ``wake`` when they have output. ``model`` is the model name in the
-    request.
+    All generations set the event ``wake`` when they have output.
     """
 
     request_id: str
@@ -81,7 +80,7 @@ async def create_chat_batch(
 
 
 def list_parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
-    """Return the tags that the output parsers search for. Some of them are special tokens."""
+    """Return the tags that the output parsers search for."""
     tags = list(tool_families.TAGS if prepared.family else ())
     if parses_reasoning and prepared.reasoning_prompts:
         tags += (reasoning.OPEN_TAG, reasoning.CLOSE_TAG)
@@ -89,10 +88,7 @@ def list_parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> lis
 
 
 def find_requested_adapter(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
-    """Return the adapter ``model``; None if ``model`` is the served model.
-
-    Raises ApiError if there is no such model.
-    """
+    """Return the adapter ``model``; None if ``model`` is the served model. Raises ApiError."""
     served = engine.settings.served_model_name
     if model in ("", served):
         return None
@@ -176,11 +172,7 @@ def _check_response_size(
     num_echoed_tokens: int,
     param: str,
 ) -> None:
-    """Raise ApiError if the response may become too large.
-
-    ``output_limits`` has the maximum number of output tokens for each prompt. ``num_echoed_tokens``
-    is the number of prompt tokens that the response repeats in each of its ``n`` choices.
-    """
+    # ``output_limits`` is by prompt, and ``num_echoed_tokens`` is the number in each choice.
     limit = engine.max_model_len
     if limit is None:
         return  # no answer starts before the first worker reports its context

@@ -18,10 +18,7 @@ from plimsoll_engine.http.limits import MAX_SMALL_BODY_BYTES, HttpLimits
 
 
 class BodyRefusedError(Exception):
-    """The request body is refused.
-
-    ``status`` (4xx or 503) and ``code`` are those of the error response.
-    """
+    """The request body is refused with this HTTP ``status`` and ``code``."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -30,11 +27,7 @@ class BodyRefusedError(Exception):
 
 
 class Body(NamedTuple):
-    """Body of a request.
-
-    The body's memory counts towards the share of ``client``, which is a tenant or an address.
-    ``wait_for_disconnect`` returns once the client has disconnected.
-    """
+    """Body of a request, whose memory counts towards the share of ``client``."""
 
     raw: bytearray
     client: str
@@ -50,9 +43,9 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request, max_bytes: int) -> AsyncIterator[Body]:
-        """Return a context with the body of ``request``. The body's memory is released at its end.
+        """Read the body of ``request``, and release its memory when the context exits.
 
-        Raises :class:`BodyRefusedError`, and ClientDisconnect if the client disconnects.
+        Raises BodyRefusedError or ClientDisconnect.
         """
         client = get_client_key(request)
         declared = _parse_content_length(request)

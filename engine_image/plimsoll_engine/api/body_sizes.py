@@ -1,8 +1,7 @@
-"""Size limits of request bodies, derived from the model. This module does no I/O.
+"""Size limits of request bodies, derived from the model.
 
-A token takes about 4 bytes as text, 8 as a token ID, and 9 as escaped Chinese. With 32 bytes per
-token, every prompt that fits into the context is accepted. If the model accepts media, their size
-is added, including base64's overhead of a third.
+With 32 bytes per token, every prompt that fits into the context is accepted. The size of media is
+added, with base64's overhead of a third.
 """
 
 from __future__ import annotations
@@ -12,24 +11,20 @@ from dataclasses import dataclass
 MIB = 1 << 20
 
 BYTES_PER_TOKEN = 32
+# For tools, schemas and batches of prompts, regardless of the context.
 MIN_TEXT_BYTES = MIB
-"""Minimum of the limit, for tools, schemas and batches of prompts, regardless of the context."""
+# One image of maximum size (20 MiB), or many smaller ones.
 MAX_MEDIA_BYTES = 32 * MIB
-"""Maximum size of a request's images: one image of maximum size (20 MiB), or many smaller ones."""
+# An audio file (25 MiB, as in OpenAI's API) and other fields.
 MAX_FORM_BYTES = 26 * MIB
-"""Maximum size of a form with an audio file (25 MiB, as in OpenAI's API) and other fields."""
 MIN_BUFFER_BYTES = 64 * MIB
+# Bodies of maximum size that fit into memory. A client may have two of them.
 NUM_BUFFERED_BODIES = 4
-"""Number of bodies of maximum size that fit into memory. A client may have two of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodySizes:
-    """Size limits of bodies by path.
-
-    ``accepts_images`` and ``accepts_audio`` describe the model. ``max_bytes`` is
-    ``--max-body-bytes``, which replaces the derived limits.
-    """
+    """Size limits of bodies by path. ``max_bytes`` replaces the derived limits."""
 
     accepts_images: bool
     accepts_audio: bool

@@ -1,4 +1,4 @@
-"""Choice of a chat, as chunks of a stream or as one message. This module does no I/O."""
+"""Choice of a chat, as chunks of a stream or as one message."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 class ChatChoice:
     """Choice of ``/v1/chat/completions``.
 
-    ``parser`` extracts tool calls from the text. ``reasoning`` separates the reasoning, which is
-    omitted if ``hide_reasoning`` is True. The text begins with ``echo``. ``stop_ids`` are the
-    client's stop tokens.
-
-    If ``include_token_ids`` is True, the choice has token IDs. For log probabilities,
-    ``get_token_text`` and ``get_token_bytes`` return the text and the bytes of a token.
+    The text begins with ``echo``. ``stop_ids`` are the client's stop tokens. The reasoning is
+    omitted if ``hide_reasoning`` is True.
     """
 
     kind = "chat.completion"
@@ -49,10 +45,10 @@ class ChatChoice:
         self._reasons = reasoning is not None
         self._hidden = hide_reasoning
         self._reasoning: list[str] = []
+        # Tool calls without their arguments.
         self._calls: list[ToolCall] = []
-        """Tool calls without their arguments."""
+        # Pieces of the arguments of each call, if the response is not streamed.
         self._arguments: list[list[str]] = []
-        """Pieces of the arguments of each call, if the response is not streamed."""
         self._echo = echo
         self._stop_ids = stop_ids
         self._texts: list[str] = [echo]
@@ -67,8 +63,7 @@ class ChatChoice:
     def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the chunks for ``delta``. Text and tool calls have separate chunks.
 
-        As in vLLM, the first of these chunks has the log probabilities and token IDs. The last of
-        them has the finish reason.
+        As in vLLM, the first chunk has the log probabilities, and the last one the finish reason.
         """
         parsed = self._parse(delta)
         pieces: list[dict[str, Any]] = []
@@ -151,7 +146,7 @@ class ChatChoice:
             self._calls[-1] = self._calls[-1]._replace(more=call.more)
 
     def _map_finish_reason(self, finish_reason: str | None) -> str | None:
-        """Return ``tool_calls`` if the output ended normally with a complete call."""
+        # The reason is ``tool_calls`` if the output ended normally with a complete call.
         is_complete = bool(self._calls) and not self._calls[-1].more
         return "tool_calls" if finish_reason == "stop" and is_complete else finish_reason
 
@@ -178,10 +173,7 @@ class ChatChoice:
 
 
 def get_stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
-    """Return the stop string, or the token in ``stop_ids``, that ended the output.
-
-    Return None if the output ended for another reason, as in vLLM.
-    """
+    """Return the stop string or token that ended the output; None if neither did, as in vLLM."""
     reason = delta.stop_reason
     return None if isinstance(reason, int) and reason not in stop_ids else reason
 
@@ -194,8 +186,8 @@ class OutputParser:
     ) -> None:
         self._reasoning = reasoning_parser
         self._calls = call_parser
+        # Pieces of the reasoning, until content or a tool call follows.
         self._reasoning_pieces: list[str] = []
-        """Pieces of the reasoning, until content or a tool call follows."""
         self._has_answer = reasoning_parser is None
 
     @property

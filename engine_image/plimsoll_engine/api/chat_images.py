@@ -12,8 +12,8 @@ from plimsoll_engine.frontend.requests.request_log import QueueFullError
 from plimsoll_engine.messages.worker_ipc import Media
 from plimsoll_engine.multimodal.processor import MediaError, Processor
 
+# Per request.
 MAX_IMAGES = 32
-"""Maximum number of images per request."""
 
 
 def list_image_urls(messages: list[Message]) -> list[str]:
@@ -38,8 +38,7 @@ def make_template_parts(
 ) -> list[dict[str, Any]]:
     """Return content parts in the form that chat templates read.
 
-    Raises ApiError for an unsupported part, whose name is in ``param``. Images are supported only
-    if ``accepts_images`` is True.
+    Raises ApiError for an unsupported part, such as an image if ``accepts_images`` is False.
     """
     found: list[dict[str, Any]] = []
     for number, part in enumerate(content):
@@ -74,9 +73,9 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
 async def expand_placeholders(
     reader: MediaReader, processor: Processor, prompt_ids: list[int], images: list[bytes]
 ) -> tuple[list[int], list[Media]]:
-    """Return the token IDs with the placeholders of each image repeated, and the processed images.
+    """Return the token IDs with each image's placeholder repeated, and the processed images.
 
-    ``images`` are image files. Raises ApiError unless ``prompt_ids`` has one placeholder per image.
+    Raises ApiError unless ``prompt_ids`` has one placeholder per image.
     """
     placeholders = (
         prompt_ids.count(processor.placeholder) if processor.placeholder is not None else 0

@@ -1,7 +1,5 @@
 """Render conversations in a form that the chat template renders completely.
 
-:mod:`plimsoll_engine.frontend.requests.tokenizer` runs the template. This module does no I/O.
-
 Messages and tools reach the template as the client sent them, without nulls. If the template
 rejects or drops a part of them, an equivalent form is tried:
 
@@ -26,14 +24,12 @@ from plimsoll_engine.api.protocol import Message, Tool, get_reasoning_text
 from plimsoll_engine.api.tool_calls import NotACallError, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLongError, TemplateError, Tokenizer
 
+# The mark is at the end of the message that the model continues. The prompt ends before it.
 CONTINUATION_MARK = "\ue000\uf8ff\ue000"
-"""Marker at the end of the message that the model continues. The prompt ends before the marker."""
 INSTRUCTION_ROLES = ("system", "developer")
-"""Roles of messages with instructions."""
 MAX_UNRENDERED_ROLES = 8
 
 TemplateMessage = dict[str, Any]
-"""Message in the form that chat templates read."""
 
 
 class ChatPrompt:
@@ -53,10 +49,7 @@ class ChatPrompt:
     def make_template_variables(
         client_variables: dict[str, Any] | None, effort: str | None
     ) -> dict[str, Any]:
-        """Return the client's template variables, and vLLM's variables for the reasoning effort.
-
-        Any effort except ``none`` enables thinking, if the template has that option.
-        """
+        """Return the client's template variables, and vLLM's variables for the reasoning effort."""
         if effort is None:
             return dict(client_variables or {})
         thinking = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
@@ -75,10 +68,9 @@ class ChatPrompt:
     ) -> str:
         """Return the prompt, of at most ``max_characters`` characters.
 
-        If ``continue_last`` is True, the last message stays open, and the model continues it. If
-        ``open_turn`` is True, the prompt ends with the beginning of the assistant's message. By
-        default, ``open_turn`` is the opposite of ``continue_last``. Warnings for the client are
-        added to ``warnings``. Raises TemplateError, and ApiError for invalid messages.
+        If ``open_turn`` is True, the prompt ends with the beginning of the assistant's message. If
+        ``continue_last`` is True, the model continues the last message. Raises TemplateError, and
+        ApiError for invalid messages.
         """
         warnings = [] if warnings is None else warnings
         plain = [
@@ -121,7 +113,6 @@ class ChatPrompt:
         has_tools: bool,
         warnings: list[str],
     ) -> str:
-        """Return the prompt in the first form that the template renders completely."""
         developer = any(one["role"] == "developer" for one in template_messages)
         if developer and "developer" not in self._tokenizer.get_template_source(has_tools):
             for one in template_messages:
@@ -195,7 +186,7 @@ class ChatPrompt:
     def _split_reasoning(
         self, message: Message
     ) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
-        """Return a message's content in template form, and its reasoning texts separately."""
+        # Returns the content in template form, and the reasoning texts.
         content = message.content
         if isinstance(content, str):
             return self._make_text(content), []
@@ -216,7 +207,7 @@ class ChatPrompt:
     def _list_forms(
         self, template_messages: list[TemplateMessage]
     ) -> Iterator[list[TemplateMessage]]:
-        """Yield equivalent forms of the messages. The form with the fewest changes comes first."""
+        # The form with the fewest changes comes first.
         texts = [one | self._join_parts(one.get("content")) for one in template_messages]
         for form in (
             (template_messages, texts)
@@ -227,10 +218,7 @@ class ChatPrompt:
             yield self._complete_messages(form)
 
     def _complete_messages(self, template_messages: list[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a copy of the messages in which no field is missing that templates expect.
-
-        Missing content becomes an empty text. Call arguments that are not an object become one.
-        """
+        # Templates expect a content, and call arguments that are objects.
         filled = copy.deepcopy(template_messages)
         for message in filled:
             message.setdefault("content", self._make_text(""))
@@ -241,10 +229,7 @@ class ChatPrompt:
         return filled
 
     def _join_parts(self, content: Any) -> TemplateMessage:
-        """Return ``{"content": TEXT}`` with all parts of ``content`` joined to one text.
-
-        An image becomes its placeholder. Return {} if ``content`` is not a list of parts.
-        """
+        # An image becomes its placeholder. Returns {} if the content is no list of parts.
         if not isinstance(content, list):
             return {}
         return {"content": "\n".join(one.get("text", self._image) for one in content)}
@@ -258,7 +243,7 @@ def join_message_text(message: Message) -> str:
 
 
 def _can_render(tokenizer: Tokenizer, content: object) -> bool:
-    """Report whether the template renders a user's ``content`` without printing it as JSON."""
+    # Templates without support for a kind of content print it as JSON.
     try:
         text = tokenizer.render([{"role": "user", "content": content}])
     except TemplateError:
@@ -270,7 +255,7 @@ _JSON_MARK_PATTERN = re.compile(rf'"text": ?"{CONTINUATION_MARK}')
 
 
 def _has_unrendered_parts(template_messages: list[TemplateMessage], text: str) -> bool:
-    """Report whether the prompt ``text`` seems to have content parts in Python or JSON notation."""
+    # Templates without support for content parts print them in Python or JSON notation.
     return any(isinstance(one.get("content"), list) for one in template_messages) and any(
         sign in text for sign in ("'type': 'text'", '"type": "text"', '"type":"text"')
     )
@@ -279,17 +264,15 @@ def _has_unrendered_parts(template_messages: list[TemplateMessage], text: str) -
 def _restore_sent_fields(
     sent_fields: TemplateMessage, known_fields: TemplateMessage
 ) -> TemplateMessage:
-    """Merge both objects and drop nulls. Keys keep the order of ``sent_fields``.
-
-    If both have a field, its value is that in ``known_fields``.
-    """
+    # Keys keep the order of ``sent_fields``, and values are those of ``known_fields``. Nulls are
+    # dropped.
     return {
         name: value for name, value in (sent_fields | known_fields).items() if value is not None
     }
 
 
 def _make_function(tool: Tool) -> TemplateMessage:
-    """Return a tool as the client sent it. Omit ``strict``, which affects only the grammar."""
+    # ``strict`` is omitted, because it affects only the grammar.
     given = tool.function
     known = {name: getattr(given, name) for name in ("name", "description", "parameters")}
     return _restore_sent_fields(
@@ -311,7 +294,6 @@ def _append_mark(message: TemplateMessage) -> None:
 
 
 def _merge_instructions(template_messages: list[TemplateMessage]) -> list[TemplateMessage]:
-    """Return the messages with all instructions in one system message at the front."""
     contents = [
         "\n".join(_list_texts(one)) for one in template_messages if one["role"] in INSTRUCTION_ROLES
     ]
@@ -322,11 +304,8 @@ def _merge_instructions(template_messages: list[TemplateMessage]) -> list[Templa
 def _find_dropped_messages(
     template_messages: list[TemplateMessage], text: str
 ) -> list[TemplateMessage]:
-    """Return the first message of each role whose text is not in the prompt ``text``.
-
-    Assistant messages are not checked. Spaces and punctuation do not count, because templates may
-    trim texts, indent them, or write them as JSON.
-    """
+    # Returns the first such message of each role except the assistant's. Spaces and punctuation do
+    # not count, because templates may trim texts, indent them, or write them as JSON.
     dropped: dict[str, TemplateMessage] = {}
     letters, at = "", 0
     for one in template_messages:
@@ -382,7 +361,7 @@ def _make_plain_call(call: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _replace_lone_surrogates(value: Any, field: str) -> Any:
-    """Return ``value`` with lone surrogates replaced, because tokenizers reject them."""
+    # Tokenizers reject lone surrogates.
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Convert API errors to HTTP responses. The preparer process does not import this module."""
+"""Convert API errors to HTTP responses."""
 
 from __future__ import annotations
 

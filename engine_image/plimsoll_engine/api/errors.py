@@ -12,10 +12,7 @@ RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
-    """Error response of the serving API. ``param`` names the invalid field.
-
-    Memory addresses are removed from the message.
-    """
+    """Error response of the serving API. ``param`` names the invalid field."""
 
     def __init__(
         self,

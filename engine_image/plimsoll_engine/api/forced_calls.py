@@ -1,8 +1,7 @@
-"""Grammars of forced tool calls, in llguidance's dialect of Lark. This module does no I/O.
+"""Grammars of the tool calls that ``tool_choice`` requires, in llguidance's dialect of Lark.
 
-A call is forced if ``tool_choice`` requires it. It has the format of its family
-(:mod:`plimsoll_engine.api.tool_families`). If that format cannot express a tool's schema, such as a
-pattern of an unquoted string, the arguments are JSON. The family's parser accepts JSON as well.
+A call has the format of its family (:mod:`plimsoll_engine.api.tool_families`). If that format
+cannot express a tool's schema, the arguments are JSON, which the family's parser accepts as well.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from plimsoll_engine.api.tool_families import (
 )
 
 TagFormatter = Callable[[str], str]
-"""Function that returns a tag in a grammar's notation: its special token, or else its text."""
+"""Function that returns a tag as a grammar writes it: as a special token, or as its text."""
 
 
 class CallFormat(NamedTuple):
@@ -63,7 +62,6 @@ class CallFormat(NamedTuple):
 
 
 _FAMILIES_WITHOUT_JSON = ("qwen3_coder", "glm45", "pythonic")
-"""Families whose arguments are not JSON."""
 _HERMES_FORMAT = CallFormat(
     [HERMES_TAG, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES_TAG], between="\n"
 )
@@ -103,8 +101,8 @@ def build_call_grammar(
 ) -> str:
     """Return the grammar of one call or, if ``allow_several`` is True, of one or more calls.
 
-    ``tools`` has the name and the schema of each tool. Each schema is a separate grammar, so its
-    references stay valid. Raises RecursionError if a schema is nested too deeply.
+    ``tools`` has the name and the schema of each tool. Raises RecursionError if a schema is nested
+    too deeply.
     """
     form = _get_call_format(family, template)
     allow_several = allow_several and family != "openai"  # its first call ends the output
@@ -140,10 +138,7 @@ def create_forced_call_parser(
     string_arguments: StringArguments,
     allow_several: bool,
 ) -> ToolCallParser:
-    """Return a parser for the output of :func:`build_call_grammar` with these tools.
-
-    Text that does not match the grammar is parsed like a call that is not forced.
-    """
+    """Return a parser for the output of :func:`build_call_grammar` with these tools."""
     read_unforced_calls = tool_families.get_call_reader(family, string_arguments)
     if family in _FAMILIES_WITHOUT_JSON:
         return ToolCallParser(read_unforced_calls, allow_several)
@@ -183,7 +178,7 @@ def _insert_name(texts: Sequence[str], name: str) -> list[str]:
 
 
 def format_literal(text: str) -> str:
-    """Return ``text`` as a string in a grammar. Lark requires an escape for the character DEL."""
+    """Return ``text`` as a string in a grammar."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -195,8 +190,7 @@ def _format_schema(schema: Any) -> str:
 
 
 class _Argument(NamedTuple):
-    """Argument of a tool. ``value`` is a schema, the allowed strings, or None for any string."""
-
+    # ``value`` is a schema, the allowed strings, or None for any string.
     key: str
     value: dict[str, Any] | list[str] | None
     required: bool
@@ -210,10 +204,7 @@ def _build_native_rules(
     schema: dict[str, Any],
     format_tag: TagFormatter,
 ) -> list[str]:
-    """Return the rules of a call in the family's own format; empty if the call must be JSON.
-
-    ``rule_name`` is the name of the first rule.
-    """
+    # Returns the rules in the family's own format; none if the call must be JSON.
     if family not in _FAMILIES_WITHOUT_JSON:
         return []
     python = family == "pythonic"
@@ -252,7 +243,7 @@ def _build_native_rules(
 
 
 def _build_python_rules(rule_name: str, tool_name: str, arguments: list[_Argument]) -> list[str]:
-    """Return the rules of ``NAME(KEY=VALUE, …)`` with JSON values; empty if a name is invalid."""
+    # Returns the rules of NAME(KEY=VALUE, …) with JSON values; none if a name is invalid.
     if not all(one.key.isidentifier() and not keyword.iskeyword(one.key) for one in arguments):
         return []
     if not all(part.isidentifier() for part in tool_name.split(".")):
@@ -283,10 +274,7 @@ _STRING_KEYWORDS = frozenset(
 
 
 def _list_arguments(schema: dict[str, Any], has_unquoted_strings: bool) -> list[_Argument] | None:
-    """Return the arguments in a tool's schema; None if the native format cannot express the schema.
-
-    ``has_unquoted_strings`` is True if the family writes strings without quotes.
-    """
+    # Returns None if the native format cannot express the schema.
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if (
         not schema.keys() <= _PLAIN_KEYWORDS
@@ -320,14 +308,13 @@ def _list_arguments(schema: dict[str, Any], has_unquoted_strings: bool) -> list[
 
 
 _ARGUMENT_NAME_PATTERN = re.compile(r"[^\s<>=]{1,256}")
+# These references cannot be resolved in a part of the schema.
 _EXTERNAL_REFERENCE_PATTERN = re.compile(
     r'"\$(ref|dynamicRef)": "(?!#/(\$defs|definitions)/)|"\$(id|anchor)"'
 )
-"""References that cannot be resolved in a part of the schema."""
 
 
 def _can_be_unquoted(values: Any) -> bool:
-    """Report whether ``values`` is a list of strings that can be parsed without quotes."""
     return (
         isinstance(values, list)
         and bool(values)

@@ -1,8 +1,7 @@
-"""Streaming repair of the JSON arguments that models write. This module does no I/O.
+"""Streaming repair of the JSON arguments that models write.
 
-The repair covers raw control characters and unknown escapes in strings, numbers that JSON lacks,
-Python's constants, trailing commas, and missing or extra closing brackets. Other text is returned
-unchanged.
+The repair covers control characters and unknown escapes in strings, numbers that JSON lacks,
+Python's constants, trailing commas, and missing or extra closing brackets.
 """
 
 from __future__ import annotations
@@ -17,16 +16,12 @@ _PARTIAL_ESCAPE_PATTERN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SEPARATORS_PATTERN = re.compile(r"[\s,:]+")
 _WORD_PATTERN = re.compile(r'[^\s"{}\[\],:<]+')
 JSON_BY_PYTHON_WORD = {"True": "true", "False": "false", "None": "null"}
-"""JSON constant for each constant of Python."""
+# A longer number or white space is not held back until it is complete.
 MAX_HELD_CHARACTERS = 64
-"""Maximum length of a number or of white space that is held back until it is complete."""
 
 
 class JsonRepairer:
-    """Repairer of one JSON object. ``is_complete`` is True after the object's last bracket.
-
-    A ``<`` outside a string begins the next tag, so missing brackets are added before it.
-    """
+    """Repairer of one JSON object. ``is_complete`` is True after the object's last bracket."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -54,10 +49,7 @@ class JsonRepairer:
         return "".join(found), text[at:]
 
     def close(self, text: str) -> str:
-        """Return the last piece ``text`` after its repair.
-
-        Missing brackets are added, unless the text ends within a string.
-        """
+        """Return the last piece ``text`` after its repair."""
         closers = "" if self._in_string else "".join(reversed(self._closers))
         return self.push(text + closers, is_last=True)[0]
 
@@ -102,10 +94,7 @@ class JsonRepairer:
         return sign, start + 1
 
     def _close_bracket(self, bracket: str) -> str:
-        """Return the closing bracket ``bracket``, after the brackets that must be closed first.
-
-        Return "" if ``bracket`` closes no open bracket.
-        """
+        # Closes inner brackets first. Returns "" if the bracket closes no open one.
         if bracket not in self._closers:
             return ""
         closed = ""
@@ -121,7 +110,7 @@ class JsonRepairer:
 
 
 def _convert_word_to_json(word: str) -> str:
-    """Return a number or a constant in JSON's notation."""
+    # The word is a number or a constant.
     if word.lstrip("-").isdigit() or len(word) >= MAX_HELD_CHARACTERS:
         return word
     try:

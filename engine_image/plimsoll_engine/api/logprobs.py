@@ -1,7 +1,7 @@
-"""Log probabilities in the formats of OpenAI's two APIs. This module does no I/O.
+"""Log probabilities in the formats of OpenAI's two APIs.
 
-The likeliest tokens are encoded when their token arrives. Encoding a whole response at its end took
-seconds and blocked all streams.
+They are encoded when their token arrives. Encoding a whole response at its end took seconds and
+blocked all streams.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from plimsoll_engine.frontend.requests.request_log import TokenLogprobs
 TokenText = Callable[[int], str]
 TokenBytes = Callable[[int], bytes]
 
+# OpenAI's value for minus infinity, which JSON cannot express.
 MIN_LOGPROB = -9999.0
-"""OpenAI's value for minus infinity, which JSON cannot express."""
 
 
 def format_token_id(token_id: int) -> str:
@@ -33,9 +33,7 @@ def make_chat_entries(
 ) -> list[msgspec.Raw]:
     """Return the entries of a chat's ``logprobs.content``, one per token.
 
-    ``get_token_bytes`` returns the bytes of a token, which may end within a character. By default,
-    the bytes are those of the token's text. Tokens that are not in the text have no bytes, so the
-    joined bytes equal the text.
+    Tokens that are not in the text have no bytes, so the joined bytes equal the text.
     """
 
     def make_entry(token_id: int, logprob: float, is_in_text: bool = True) -> dict[str, Any]:
@@ -67,8 +65,7 @@ def make_prompt_entries(
 ) -> list[msgspec.Raw]:
     """Return vLLM's ``prompt_logprobs`` for the prompt tokens at ``positions``.
 
-    Each entry has the prompt's own token and the ``num_top`` likeliest tokens. The entry of
-    position 0 is null.
+    The entry of position 0 is null.
     """
     found = []
     for position in positions:
@@ -102,10 +99,7 @@ def make_chat_logprobs(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
 def make_completion_logprobs(
     tokens: Sequence[TokenLogprobs], get_token_text: TokenText, offset: int
 ) -> dict[str, list[Any]]:
-    """Return the ``logprobs`` object of a completion's chunk.
-
-    ``offset`` is added to the text offsets of the tokens.
-    """
+    """Return the ``logprobs`` object of a completion's chunk that begins at ``offset``."""
     body: dict[str, list[Any]] = {
         "tokens": [],
         "token_logprobs": [],

@@ -1,7 +1,4 @@
-"""Grammar of the output, from response_format, structured_outputs and tool_choice.
-
-This module does no I/O.
-"""
+"""Grammar of the output, from response_format, structured_outputs and tool_choice."""
 
 from __future__ import annotations
 
@@ -23,17 +20,14 @@ from plimsoll_engine.api.protocol import (
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
+# The time to compile a regular expression grows with the square of its length. For other grammars,
+# the depth of recursion grows with the length (plimsoll_engine.core.grammar.grammars).
 MAX_GRAMMAR_CHARACTERS = {
     "regex": 8 << 10,
     "lark": 64 << 10,
     "json_schema": 64 << 10,
     "json_object": 0,
 }
-"""Maximum number of characters of a grammar, by kind.
-
-The time to compile a regular expression grows with the square of its length. For other grammars,
-the depth of recursion grows with the length (plimsoll_engine.core.grammar.grammars).
-"""
 
 
 def build_grammar(
@@ -127,7 +121,7 @@ def _get_structured_outputs(structured_outputs: StructuredOutputs | None) -> Gra
 
 
 def _convert_to_lark(text: str, field: str) -> str:
-    """Return the grammar in Lark's notation. llama.cpp's GBNF, which has ``::=``, is converted."""
+    # llama.cpp's GBNF has ``::=``.
     if "::=" not in text:
         return text
     try:
@@ -145,7 +139,7 @@ def _convert_to_lark(text: str, field: str) -> str:
 def list_offered_tools(body: ChatRequest) -> list[Tool]:
     """Return the tools in the prompt: the allowed tools if the request names them, else all.
 
-    If ``tool_choice`` is ``none``, the list is empty.
+    The list is empty if ``tool_choice`` is ``none``.
     """
     choice, tools = body.tool_choice, body.tools or []
     if isinstance(choice, AllowedToolsChoice):
@@ -155,11 +149,7 @@ def list_offered_tools(body: ChatRequest) -> list[Tool]:
 
 
 def list_forced_tools(body: ChatRequest) -> list[Tool]:
-    """Return the tools of which the model must call at least one; empty if no call is required.
-
-    If ``tool_choice`` is ``required``, these are all offered tools. Otherwise, it is the tool that
-    ``tool_choice`` names.
-    """
+    """Return the tools of which the model must call at least one; empty if no call is required."""
     choice, tools = body.tool_choice, list_offered_tools(body)
     if isinstance(choice, NamedTool):
         return [tool for tool in tools if tool.function.name == choice.function.name]
@@ -197,11 +187,8 @@ def _get_tool_field(body: ChatRequest, tool: Tool) -> str:
 
 
 def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments.
-
-    If the tool declares no properties, only the required arguments are allowed. A keyword with the
-    value null counts as missing, because Go clients write null.
-    """
+    # If the tool declares no properties, only the required arguments are allowed. A null keyword
+    # counts as missing, because Go clients write null.
     parameters = tool.function.parameters or {}
     schema = {key: value for key, value in parameters.items() if value is not None}
     kinds = schema.get("type") or "object"
@@ -220,8 +207,5 @@ def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
 
 
 def _format_canonically(schema: dict[str, Any]) -> str:
-    """Return the schema without spaces, as a key of the compile cache.
-
-    Properties keep their order, because the output has the same order.
-    """
+    # Properties keep their order, because the output has the same order.
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))

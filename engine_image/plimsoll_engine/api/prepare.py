@@ -1,7 +1,7 @@
-"""Prepare request bodies: decoding, chat template and tokenization. This module does no I/O.
+"""Prepare request bodies: decoding, chat template and tokenization.
 
-Large bodies are prepared in a separate process (:mod:`plimsoll_engine.api.preparer`). Decoders and
-templates hold the interpreter's lock, which would block all streams.
+Large bodies are prepared in a separate process (:mod:`plimsoll_engine.api.preparer`), because
+decoders and templates hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ from plimsoll_engine.api.validation import check_turn_fields, decode_body
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLongError, TemplateError, Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
+# A text that needs a higher average to fit into the context is refused before tokenization.
 MAX_CHARACTERS_PER_TOKEN = 64
-"""Maximum average number of characters per token.
-
-A text that would need a higher average to fit into the context is refused before tokenization.
-"""
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 
@@ -59,14 +56,14 @@ class EngineLimits(msgspec.Struct, frozen=True):
     max_queued: int
     max_json_values: int
     tool_call_parser: str | None = None
+    # Whether unknown fields are refused.
     strict: bool = False
-    """Whether unknown fields are refused."""
+    # Whether tools that only OpenAI runs are dropped.
     skip_hosted_tools: bool = False
-    """Whether tools that only OpenAI runs are dropped."""
 
 
 class PreparedBody(msgspec.Struct, Generic[_Body]):
-    """Request that is ready to run. ``body`` lacks the fields that other attributes replace.
+    """Request that is ready to run.
 
     Attributes:
         prompts: Token IDs of each prompt.
@@ -83,17 +80,17 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     grammar: Grammar | None = None
     images: list[bytes] = []
     echoes: list[str] = []
+    # Tool call family of the output; empty if the output has no tool calls.
     family: str = ""
-    """Tool call family of the output; empty if the output has no tool calls."""
+    # By tool (plimsoll_engine.api.tool_arguments.StringArguments).
     string_arguments: dict[str, dict[str, bool]] = {}
-    """String arguments by tool (:data:`plimsoll_engine.api.tool_arguments.StringArguments`)."""
+    # The model must call one of these tools, unless the list is empty.
     forced_tools: list[str] = []
-    """Names of tools. The model must call one of them, unless the list is empty."""
     reasoning_prompts: list[int] = []
     bad_words: list[list[int]] = []
     response_fields: bytes = b""
+    # Sent to the client as response headers.
     warnings: list[str] = []
-    """Warnings for the client, sent as response headers."""
 
 
 class TextResult(msgspec.Struct):
@@ -332,7 +329,7 @@ class RequestPreparer:
             raise make_invalid_error(str(error), "messages") from None
 
     def _encode_bad_words(self, body: CompletionRequest | ChatRequest) -> list[list[int]]:
-        """Return two token sequences per bad word: at the start of a text and after a space."""
+        # Returns two token sequences per bad word: at the start of a text and after a space.
         found = []
         for word in body.bad_words or []:
             bare = word.lstrip()
@@ -375,8 +372,7 @@ class RequestPreparer:
 def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
     """Raise ApiError if a body may have more than ``max_values`` JSON values.
 
-    A value takes about 60 bytes of memory. A body of only brackets and commas therefore takes 30
-    times its size.
+    A body of only brackets and commas takes 30 times its size in memory.
     """
     values = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
     if values > max_values:
@@ -388,10 +384,7 @@ def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
 
 
 def _check_length(prompt_ids: list[int], limits: EngineLimits, param: str) -> None:
-    """Raise ApiError if the prompt exceeds the context.
-
-    :func:`batch.compute_output_limit` also counts the requested output.
-    """
+    # batch.compute_output_limit() also counts the requested output.
     if limits.max_model_len is not None and len(prompt_ids) > limits.max_model_len:
         raise make_too_long_error(
             f"the prompt has {len(prompt_ids)} tokens", limits.max_model_len, param
@@ -416,8 +409,7 @@ def make_too_long_error(
 ) -> ApiError:
     """Return an error with status 400 because a request exceeds the context.
 
-    ``problem`` says what the request contains, and ``advice`` what the client can change.
-    ``max_tokens`` is the size of the context.
+    ``advice`` says what the client can change.
     """
     return make_invalid_error(
         f"{problem}, but the context has only {max_tokens} tokens for prompt and output: {advice}",

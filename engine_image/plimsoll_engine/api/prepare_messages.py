@@ -28,7 +28,7 @@ class PreparationJob(msgspec.Struct, frozen=True):
 
 
 class PreparationRefused(msgspec.Struct, tag=True):
-    """Reply: the request is refused. The fields are those of an ApiError."""
+    """Reply: the request is refused, with the fields of an ApiError."""
 
     status: int
     message: str

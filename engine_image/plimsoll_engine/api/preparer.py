@@ -1,8 +1,4 @@
-"""Prepare request bodies: small ones in the frontend, others in a separate process.
-
-A small body takes at most a few milliseconds. Under load, passing it to the process would take
-longer.
-"""
+"""Prepare request bodies: small ones in the frontend, others in a separate process."""
 
 from __future__ import annotations
 
@@ -38,15 +34,15 @@ from plimsoll_engine.http.fair_semaphore import FairSemaphore
 
 log = logging.getLogger(__name__)
 
+# Larger bodies are prepared in the process. The costliest smaller ones take 4 ms.
 MAX_INLINE_BYTES = 4 << 10
-"""Maximum size of a body that is prepared in the frontend. The costliest such bodies take 4 ms."""
+# About 2,000 token IDs of a completion, which are decoded within 1 ms.
 MAX_INLINE_TOKEN_ID_BYTES = 16 << 10
-"""The same for a completion of token IDs: about 2,000 IDs, which are decoded within 1 ms."""
 PROCESS_START_TIMEOUT_S = 60.0
+# Number of commas and brackets that every body may have.
 BASE_JSON_VALUES = 1 << 16
-"""Number of commas and brackets that every body may have."""
+# Further commas and brackets per token of context. A list of IDs needs only one.
 JSON_VALUES_PER_TOKEN = 4
-"""Number of additional commas and brackets per token of context. A list of IDs needs only one."""
 
 _OUTCOME_DECODER: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 _Result = TypeVar("_Result")
@@ -91,10 +87,7 @@ class Preparer:
         self._stop_process()
 
     async def prepare_completion(self, body: Body) -> PreparedBody[CompletionRequest]:
-        """Prepare the body of a completion.
-
-        Raises ApiError, and ClientDisconnect if the client disconnects while the job is queued.
-        """
+        """Prepare the body of a completion. Raises ApiError or ClientDisconnect."""
         if len(body.raw) <= MAX_INLINE_BYTES or _has_only_token_ids(body.raw):
             return await self._run_inline(self._inline.prepare_completion, body)
         return await self._run_in_process(body, "completion", PreparedBody[CompletionRequest])
@@ -145,10 +138,7 @@ class Preparer:
     async def _run_inline(
         self, prepare: Callable[[bytearray, EngineLimits], _Result], body: Body
     ) -> _Result:
-        """Prepare a small body on the event loop.
-
-        Only one body is prepared per iteration of the loop, so that streams are not delayed.
-        """
+        # Only one body is prepared per iteration of the loop, so that streams are not delayed.
         async with self._turn:
             await asyncio.sleep(0)
             return prepare(body.raw, self._get_limits())
@@ -283,6 +273,6 @@ def _has_only_token_ids(raw: bytearray) -> bool:
 def compute_max_json_values(max_model_len: int | None) -> int:
     """Return the maximum number of JSON values in a body.
 
-    The maximum grows with ``max_model_len``, which is None while the context length is unknown.
+    ``max_model_len`` is None while the context length is unknown.
     """
     return BASE_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)

@@ -1,7 +1,6 @@
 """Process that prepares request bodies: ``python -m plimsoll_engine.api.preparer_process``.
 
-If a body slows this process down, makes it large or crashes it, the frontend's streams are not
-affected. When a job times out, the frontend kills this process and starts another one.
+A body that slows or crashes this process does not affect the frontend's streams.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.process import host_memory
 from plimsoll_engine.process.parent_death import die_with_parent
 
+# Address space that a job may use in addition to that of the idle process.
 MAX_JOB_BYTES = 1 << 30
-"""Address space that a job may use in addition to that of the idle process."""
+# The process exits after more growth since its startup, and the frontend starts another one.
 MAX_GROWTH_BYTES = 64 << 20
-"""Growth since startup above which the process exits. The frontend then starts another one."""
+# Size of a body above which malloc returns free pages to the kernel after the job.
 MIN_TRIM_BODY_BYTES = 1 << 20
-"""Size of a body above which malloc returns free pages to the kernel after the job."""
 
 
 def main() -> None:

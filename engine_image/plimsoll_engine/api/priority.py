@@ -1,7 +1,7 @@
-"""Check the priority in a request. This module does no I/O.
+"""Check the priority in a request, which orders the requests of one tenant.
 
-A priority orders the requests of one tenant. All clients without separate API keys are one tenant.
-By default, a request may therefore only lower its priority.
+All clients without separate API keys are one tenant. By default, a request may therefore only lower
+its priority.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.frontend.requests.request_log import RequestFailedError, TokenLogprobs
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
+# Tokens to encode per turn of the event loop: about 2 ms with 20 log probabilities.
 TOKENS_PER_SLICE = 32
-"""Number of tokens to encode per turn of the event loop: about 2 ms with 20 log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class PromptLogprobs:
     """Builder of the log probabilities of prompts.
 
     ``prompt_logprobs`` and ``echo`` are the numbers of likeliest tokens for these fields; None if
-    the field is not requested. ``get_token_text`` returns the text of a token.
+    the field is not requested.
     """
 
     prompt_logprobs: int | None
     echo: int | None
     get_token_text: TokenText
+    # Creates a detokenizer without skipped tokens.
     create_decoder: Callable[[], Detokenizer]
-    """Function that creates a detokenizer without skipped tokens."""
 
     async def attach(self, batch: Batch, choices: Sequence[Choice]) -> None:
         """Add the prompt's log probabilities to each choice in ``choices``.
@@ -61,10 +61,6 @@ class PromptLogprobs:
     async def _encode(
         self, prompt_ids: list[int], scores: PromptScores, echo_length: int
     ) -> tuple[list[msgspec.Raw] | None, dict[str, list[Any]]]:
-        """Return the values of ``prompt_logprobs`` and of the echo's ``logprobs``.
-
-        ``echo_length`` is the number of characters in the echo.
-        """
         entries: list[msgspec.Raw] = []
         echo: dict[str, list[Any]] = {
             "tokens": [self.get_token_text(prompt_ids[0])], "token_logprobs": [None],
@@ -94,11 +90,8 @@ class PromptLogprobs:
         return None if self.prompt_logprobs is None else entries, echo
 
     async def _compute_offsets(self, prompt_ids: list[int], echo_length: int) -> list[int]:
-        """Return the offset of each token's text in the echo, which has ``echo_length`` characters.
-
-        Text and echo are aligned at their ends, because the tokenizer may prepend a token without
-        text.
-        """
+        # Text and echo are aligned at their ends, because the tokenizer may prepend a token without
+        # text.
         decoder, offsets, offset = self.create_decoder(), [], 0
         for number, token in enumerate(prompt_ids):
             offsets.append(offset)

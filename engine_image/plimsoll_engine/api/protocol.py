@@ -1,8 +1,4 @@
-"""Types of the request bodies of the serving API: fields, defaults, and bounds of single fields.
-
-:mod:`plimsoll_engine.api.validation` refuses invalid bodies, unknown fields, and unsupported
-combinations of fields.
-"""
+"""Types of the request bodies of the serving API: fields, defaults, and bounds of single fields."""
 
 from __future__ import annotations
 
@@ -71,12 +67,8 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class _CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of completions and chats.
-
-    The second group of fields, ``priority`` and ``cache_salt`` are vLLM's. ``deadline_s`` is
-    Plimsoll's. ``metadata`` has no effect. An empty ``model`` selects the served model.
-    """
-
+    # The second group of fields, priority and cache_salt are vLLM's, deadline_s is Plimsoll's, and
+    # metadata has no effect. An empty model selects the served model.
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -142,11 +134,10 @@ Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Message of a conversation. ``content`` may have images if the model accepts them.
+    """Message of a conversation.
 
-    The chat template defines which roles are valid. ``extra`` has all fields that the client sent,
-    in their order. Fields of this class have the value None in ``extra``. Other fields, such as
-    ``reasoning_content``, have the value that the client sent.
+    ``extra`` has all fields that the client sent, in their order, with None for fields of this
+    class.
     """
 
     role: Role
@@ -161,10 +152,7 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """Function that the model may call. ``parameters`` is the JSON schema of the arguments.
-
-    ``extra`` is as in :class:`Message`.
-    """
+    """Function that the model may call. ``parameters`` is the JSON schema of its arguments."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
     description: str | None = None
@@ -174,7 +162,7 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """OpenAI's wrapper of a function. ``extra`` is as in :class:`Message`."""
+    """OpenAI's wrapper of a function."""
 
     type: Literal["function"]
     function: Function
@@ -285,8 +273,8 @@ class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     lora_name: AdapterName
 
 
+# Types of content parts that contain text, in chats and in /v1/responses.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-"""Types of content parts that contain text, in chats and in ``/v1/responses``."""
 
 
 def get_reasoning_text(part: dict[str, Any]) -> str:

@@ -29,10 +29,10 @@ class ReasoningParser:
 
     def __init__(self) -> None:
         self._started = False
+        # Text that may be the beginning of the opening tag.
         self._start = ""
-        """Text that may be the beginning of :data:`OPEN_TAG`."""
+        # None after the reasoning has ended.
         self._matcher: StopMatcher | None = StopMatcher((CLOSE_TAG,))
-        """Matcher of the closing tag; None after the reasoning has ended."""
 
     @property
     def has_ended(self) -> bool:
@@ -63,7 +63,7 @@ class ReasoningParser:
         return ParsedText(reasoning, whole[len(reasoning) + len(CLOSE_TAG) :])
 
     def finish(self) -> ParsedText:
-        """Return the text that was held back. Call this method at the end of the output."""
+        """Return the text that was held back, at the end of the output."""
         rest, self._start = self._start, ""
         matcher, self._matcher = self._matcher, None
         return ParsedText(rest + ("" if matcher is None else matcher.finish()))

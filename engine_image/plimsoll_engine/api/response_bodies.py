@@ -1,4 +1,4 @@
-"""Response bodies of the serving API. This module does no I/O."""
+"""Response bodies of the serving API."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def encode_event(body: dict[str, Any]) -> bytes:
 class CompletionChoice:
     """Choice of ``/v1/completions``, as chunks of a stream or as one object.
 
-    The text begins with ``echo``. If ``echo_only`` is True, the generated text is omitted. If
-    ``prompt_ids`` is not None, the choice has the token IDs of prompt and output. ``stop_ids`` are
-    the client's stop tokens.
+    The text begins with ``echo``. With ``echo_only``, it has no generated text. With
+    ``prompt_ids``, the choice has the token IDs of prompt and output.
     """
 
     kind = chunk_kind = "text_completion"
@@ -45,8 +44,8 @@ class CompletionChoice:
         self._echo_only = echo_only
         self.echo = echo
         self.prompt_logprobs: list[msgspec.Raw] | None = None
+        # Log probabilities of the echo.
         self.echo_logprobs: dict[str, list[Any]] = {}
-        """Log probabilities of the echo."""
         self._texts: list[str] = [echo]
         self._logprobs: dict[str, list[Any]] = {}
         self._end: Delta | None = None
@@ -95,7 +94,7 @@ class CompletionChoice:
         return Delta("", None if delta.finish_reason is None else "length", [])
 
     def _make_chunk(self, delta: Delta, entry: dict[str, list[Any]]) -> dict[str, Any]:
-        """Return a chunk of a stream. Only the first chunk has the token IDs of the prompt."""
+        # Only the first chunk has the token IDs of the prompt.
         choice = self._make_choice(delta.text, entry, delta)
         if self._prompt_ids is not None:
             choice["token_ids"] = delta.token_ids
@@ -151,11 +150,10 @@ def make_usage_object(
     reasoning_end: int | None = None,
     sent_tokens: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Return the token counts of a request with ``n`` choices per prompt. Each prompt counts once.
+    """Return the token counts of a request with ``n`` choices per prompt.
 
-    ``reasoning_end`` is the token that ends the reasoning; None if reasoning tokens are not
-    counted. ``sent_tokens`` has the number of tokens that a stream has sent for each choice; None
-    counts all tokens.
+    ``reasoning_end`` is the token that ends the reasoning; None if reasoning is not counted.
+    ``sent_tokens`` has the tokens of each choice that a stream has sent; None counts all.
     """
     prompts = generations[::n]
     counts = [len(one.output_ids) for one in generations] if sent_tokens is None else sent_tokens

@@ -25,8 +25,7 @@ from plimsoll_engine.frontend.requests.request_log import Delta
 class ResponsesResponse(GenerationResponse):
     """Response to a ``/v1/responses`` request.
 
-    ``echoed`` is a JSON object with the request fields that the response repeats. If ``reasons`` is
-    True, the output begins with reasoning.
+    ``echoed_fields`` is a JSON object with the request fields that the response repeats.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ResponsesResponse(GenerationResponse):
         yield from self._output.stream(delta)
 
     async def _send_end_of_stream(self, send: Send) -> None:
-        """Send the last event. It has the whole response, and is the API's only end marker."""
+        # The last event has the whole response, and is the API's only end marker.
         whole = self._make_response()
         event = self._output.encode_event(f"response.{whole['status']}", {"response": whole})
         with self.reserve(len(event)):
@@ -138,14 +137,14 @@ class ResponseOutput:
         self._get_token_text = get_token_text
         self._get_token_bytes = get_token_bytes
         self._parts = OutputParser(reasoning, parser)
+        # Pieces of the open reasoning item; None without an open one.
         self._open_reasoning: list[str] | None = None
-        """Pieces of the open reasoning item; None without an open one."""
         self._events = 0
+        # Pieces of the open message item; None without an open one.
         self._open_text: list[str] | None = None
-        """Pieces of the open message item; None without an open one."""
         self._logprobs: list[msgspec.Raw] = []
+        # Pieces of the arguments of the open tool call; None without an open one.
         self._open_arguments: list[str] | None = None
-        """Pieces of the arguments of the open tool call; None without an open one."""
 
     @property
     def has_unparsed_call(self) -> bool:
@@ -161,7 +160,7 @@ class ResponseOutput:
     def stream(self, delta: Delta) -> Iterator[bytes]:
         """Yield the events that stream ``delta``, and add it to the output items.
 
-        The items are complete only after the caller has consumed all events.
+        The caller must consume all events.
         """
         parsed = self._parts.parse(delta)
         calls = list(parsed.calls)

@@ -1,4 +1,4 @@
-"""Convert ``/v1/responses`` input to chat messages. This module does no I/O."""
+"""Convert ``/v1/responses`` input to chat messages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import msgspec
 from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
+# Type of the chat part for each part type of /v1/responses.
 _CHAT_PART_TYPES = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
-"""Type of the chat part for each part type of ``/v1/responses``."""
+# Fields of each item type, in addition to _COMMON_FIELDS.
 _FIELDS_BY_ITEM_TYPE = {
     "message": ("role", "content", "phase"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "reasoning": ("summary", "content"),
 }
-"""Fields of each item type, in addition to :data:`_COMMON_FIELDS`."""
 _COMMON_FIELDS = ("type", "id", "status")
 _PART_FIELDS = ("type", "text", "refusal", "image_url", "annotations", "logprobs")
 _CALL_ITEM, _OUTPUT_ITEM = "an item of type function_call", "an item of type function_call_output"
 _REASONING_ITEM = "an item of type reasoning"
+# Fields of chat messages that this conversion would lose, with their replacements.
 _REPLACEMENTS_OF_CHAT_FIELDS = {
     "tool_calls": _CALL_ITEM,
     "function_call": _CALL_ITEM,
@@ -30,7 +31,6 @@ _REPLACEMENTS_OF_CHAT_FIELDS = {
     "reasoning_content": _REASONING_ITEM,
     "refusal": "a part of type refusal in content",
 }
-"""Message fields of a chat that this conversion would lose, with their replacements."""
 
 
 def convert_to_messages(
@@ -41,8 +41,8 @@ def convert_to_messages(
 ) -> list[Message]:
     """Return the messages of a conversation. Raises ApiError for an invalid item.
 
-    The names of ignored fields are added to ``unknown_fields``. Entries are added to ``origins``:
-    the name of the input field by message or part, such as ``messages[0].content``.
+    Adds the names of ignored fields to ``unknown_fields``. Adds the input field of each message or
+    part to ``origins``, by a name such as ``messages[0].content``.
     """
     found: list[Message] = []
     if instructions is not None:
@@ -68,10 +68,7 @@ def convert_to_messages(
 def _add_origin(
     origins: dict[str, str], kind: str | None, name: str, message: Message, field: str
 ) -> None:
-    """Record the input field ``field`` as the origin of a message, or of a part of it.
-
-    ``name`` is the name of ``message``, and ``kind`` is the type of the item in ``field``.
-    """
+    # ``name`` is that of the message, and ``kind`` is the type of the item in ``field``.
     match kind:
         case "function_call":
             origins.setdefault(name, field)
@@ -87,10 +84,7 @@ def _add_origin(
 def list_unknown_fields(
     fields: dict[str, Any], known_names: tuple[str, ...], object_name: str
 ) -> list[str]:
-    """Return the names of the ``fields`` that are neither known nor null.
-
-    ``object_name`` precedes these names.
-    """
+    """Return the names of the ``fields`` that are neither known nor null, after ``object_name``."""
     return [
         f"{object_name}.{name}"
         for name in fields
@@ -101,7 +95,7 @@ def list_unknown_fields(
 def _append_item(
     messages: list[Message], item: dict[str, Any], field: str, unknown_fields: list[str]
 ) -> None:
-    """Append an item to ``messages``, or a tool call to the preceding assistant message."""
+    # A tool call is appended to the preceding assistant message.
     kind = "message" if item.get("type") is None else item["type"]
     last = messages[-1] if messages else None
     if kind == "message":
@@ -183,7 +177,6 @@ def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _get_text(fields: dict[str, Any], name: str, object_name: str) -> str:
-    """Return the required text ``name`` in ``fields``. ``object_name`` is for error messages."""
     value = fields.get(name)
     if not isinstance(value, str):
         problem = "is missing or null" if value is None else "is not a string"
@@ -192,7 +185,6 @@ def _get_text(fields: dict[str, Any], name: str, object_name: str) -> str:
 
 
 def _make_content(value: Any, field: str, unknown_fields: list[str]) -> str | list[dict[str, Any]]:
-    """Return the content of a message, converted from the value of ``field``."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Request body of ``/v1/responses``, and its conversion to a chat. This module does no I/O.
+"""Request body of ``/v1/responses``, and its conversion to a chat.
 
 The engine stores no earlier requests, so ``input`` must contain the whole conversation.
 """
@@ -98,6 +98,7 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 Items = Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_INPUT_ITEMS)]
+# Only the first value has an effect: the engine never produces the others.
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -108,7 +109,6 @@ Included = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 ]
-"""Values of ``include``. Only the first has an effect: the engine never produces the others."""
 Include = Annotated[list[Included], msgspec.Meta(max_length=16)]
 
 
@@ -116,8 +116,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """Body of ``/v1/responses``.
 
     Fields of the third group must have a value without effect. The fields of the fourth group are
-    vLLM's, except for ``deadline_s``, which is Plimsoll's. A missing ``model`` selects the served
-    model.
+    vLLM's, except for ``deadline_s``.
     """
 
     model: str | None = None
@@ -183,8 +182,8 @@ def convert_to_chat(
 ) -> ChatRequest:
     """Return the equivalent chat request. Raises ApiError for an unsupported field.
 
-    Unknown fields within items and tools are added to ``warnings``, or refused if ``strict`` is
-    True. The origin of each message is added to ``origins``, for :func:`rename_field`.
+    Adds unknown fields to ``warnings``, or refuses them if ``strict``. Adds the origin of each
+    message to ``origins``, for :func:`rename_field`.
     """
     for field, neutral in _NEUTRAL_VALUES:
         if getattr(body, field) not in neutral:
@@ -263,6 +262,7 @@ def get_echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) -> 
     }
 
 
+# Fields whose names differ, for error messages.
 RESPONSES_FIELD_BY_CHAT_FIELD = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -271,13 +271,12 @@ RESPONSES_FIELD_BY_CHAT_FIELD = {
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.schema": "text.format.schema",
 }
-"""Names of ``/v1/responses`` fields by chat field, where they differ, for error messages."""
 
 
 def rename_field(error: ApiError, origins: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Replace the name of a chat field in ``error`` by the name of the ``/v1/responses`` field.
+    """Replace the chat field that ``error`` names by the field of ``/v1/responses``.
 
-    ``origins`` has the origin of each message. Without an origin, a message is named ``input``.
+    ``origins`` has the origin of each message.
     """
     if error.param is None:
         return

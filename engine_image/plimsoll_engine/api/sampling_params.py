@@ -1,4 +1,4 @@
-"""Convert request fields to sampling parameters. This module does no I/O."""
+"""Convert request fields to sampling parameters."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def create_sampling_params(
 ) -> Sampling:
     """Return the sampling parameters of ``body``. Raises ApiError.
 
-    ``bad_words`` are the token sequences of the bad words. ``defaults`` are the checkpoint's values
-    for missing fields. If both lack a field, OpenAI's default applies: all tokens at temperature 1.
+    A missing field has the checkpoint's value in ``defaults``, or else OpenAI's: all tokens at
+    temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise make_invalid_error(

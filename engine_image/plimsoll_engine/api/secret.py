@@ -10,8 +10,7 @@ from hashlib import blake2b
 class Secret:
     """Secret that is stored and compared as a keyed digest.
 
-    ``hmac.compare_digest`` alone would reveal the length, because it returns at once for values of
-    different length.
+    ``hmac.compare_digest`` alone would reveal the length of the secret.
     """
 
     _key = secrets.token_bytes(32)

@@ -48,8 +48,8 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
 from plimsoll_engine.http.budget import BodyBudget
 
+# For bodies that load or unload an adapter.
 MAX_ADAPTER_BODY_BYTES = 16 << 10
-"""Maximum size of a body that loads or unloads an adapter."""
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -103,12 +103,9 @@ async def _read_body(
 
 
 def _check_content_type(request: Request) -> None:
-    """Raise ApiError with status 415 unless the body is JSON, as a protection against CSRF.
-
-    Web pages may send forms and text to any server without a preflight request. curl and urllib
-    send JSON with the content type of a form by default. This type is therefore accepted if the
-    headers of a browser are absent.
-    """
+    # This protects against CSRF: web pages may send forms and text to any server without a
+    # preflight request. curl and urllib send JSON with the content type of a form by default, which
+    # is accepted without the headers of a browser.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
     if kind in ("", "application/json") or kind.endswith("+json"):
@@ -338,8 +335,7 @@ POOLING_PATHS = (
 
 
 def _add_pooling_routes(api: FastAPI) -> None:
-    """Add routes that answer status 404 to vLLM's paths of pooling models."""
-
+    # They answer status 404 to vLLM's paths of pooling models.
     async def refuse_pooling(request: Request) -> Response:
         raise ApiError(
             404,
@@ -359,11 +355,9 @@ def _add_probe_routes(api: FastAPI, engine: AsyncEngine) -> None:
 
     @api.api_route("/health", methods=["GET", "HEAD"])
     async def check_health() -> JSONResponse:
-        """Return status 503 until the first worker serves, and 200 from then on.
-
-        Clients that wait for status 200 thus get a warm engine. As a liveness probe after a startup
-        probe, this path does not kill an engine that restarts its worker or drains.
-        """
+        # Status 503 until the first worker serves, and 200 from then on, so that clients get a warm
+        # engine. As a liveness probe after a startup probe, this path does not kill an engine that
+        # restarts its worker or drains.
         if engine.lifecycle.is_warming:
             return JSONResponse({"status": "warming", "doing": engine.stage}, 503)
         return JSONResponse({"status": "alive"})

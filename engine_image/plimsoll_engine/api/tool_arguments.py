@@ -24,19 +24,16 @@ from plimsoll_engine.api.tool_calls import (
 )
 from plimsoll_engine.frontend.requests.detokenize import find_overlap
 
+# String arguments in the schemas of tools, by tool and argument. True means that the text is always
+# the string itself, False that it may also be null or a string in quotes.
 StringArguments = Mapping[str, Mapping[str, bool]]
-"""String arguments in the schemas of tools, by tool and argument.
-
-True means that the text of an argument is always the string itself. False means that the text may
-also be null or a string in quotes.
-"""
+# Python's parser takes about 100 bytes of memory per character.
 MAX_PYTHON_CHARACTERS = 64 << 10
-"""Maximum length for Python's parser, which takes about 100 bytes of memory per character."""
 
 _PYTHON_STRING_PATTERN = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'", re.DOTALL)
 _CONTROL_CHARACTER_PATTERN = re.compile(r"[\x00-\x1f]")
+# JSON's constants, and numbers that become null.
 _JSON_CONSTANTS = ("true", "false", "null", "NaN", "nan", "Infinity", "inf")
-"""Names of JSON's constants, and of numbers that become null."""
 
 HERMES_TAG, END_HERMES_TAG = "<tool_call>", "</tool_call>"
 PARAMETER_TAG, END_PARAMETER_TAG = "<parameter=", "</parameter>"
@@ -54,24 +51,18 @@ _END_OF_CALL_PATTERNS = {
     END_PARAMETER_TAG: re.compile(rf"(?:</function>\s{{0,8}})?(?:{_CLOSING_TAG_PATTERN})?\Z"),
     END_VALUE_TAG: re.compile(rf"(?:{_CLOSING_TAG_PATTERN})?\Z"),
 }
+# No end of a call is longer.
 MAX_END_CHARACTERS = 192
-"""Number of characters in which the end of a call is searched. No end of a call is longer."""
+# Text that may become the end of a call whose last value has no closing tag. Such a value ends
+# where the call's own closing tags are followed by another call or the end of the output.
 _POSSIBLE_END_PATTERN = re.compile(
     rf"(?:</function>\s{{0,8}})?(?:{_CLOSING_TAG_PATTERN})?(?:<(?:seed:)?tool_call>[\w.\s-]{{0,72}})?"
     r"(?:<[/\w:=]{0,16})?\Z"
 )
-"""Text that may become the end of a call whose last value has no closing tag.
-
-Such a value ends where the call's own closing tags are followed by another call, or by the end of
-the output.
-"""
 
 
 def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
-    """Return the string arguments in a tool's schema, as in :data:`StringArguments`.
-
-    The value is False for arguments that may also be null.
-    """
+    """Return the string arguments in a tool's schema, as in :data:`StringArguments`."""
     properties = (parameters or {}).get("properties")
     return {
         key: schema.get("type") == "string"
@@ -82,7 +73,7 @@ def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
 
 
 def _list_types(schema: dict[str, Any]) -> set[str | None]:
-    """Return the types in a schema. The set contains None if a type is missing."""
+    # The set contains None if a type is missing.
     cases = schema.get("anyOf", schema.get("oneOf"))
     found = set[str | None]()
     for one in cases if isinstance(cases, list) and "type" not in schema else [schema]:
@@ -116,7 +107,7 @@ class ArgumentEmitter:
         self.reader.drop_consumed()
 
     def add_string(self, piece: str, is_last: bool, strips_line_breaks: bool) -> str:
-        """Emit a piece of a string. Emit the closing quote if ``is_last`` is True.
+        """Emit a piece of a string, and the closing quote if ``is_last`` is True.
 
         Return the line break at the end of ``piece`` if it is held back, else "".
         """
@@ -183,12 +174,8 @@ def _emit_value(
     *following: str,
     strips_line_breaks: bool = False,
 ) -> Steps[bool]:
-    """Emit an argument's value up to ``end_tag``. Return False if the text ends before.
-
-    The tag counts only if one of ``following`` comes after it. Without the tag, the value ends with
-    the call. ``is_always_string`` is the argument's entry in :data:`StringArguments`; None if there
-    is none. If ``strips_line_breaks`` is True, a line break at each end of the value is removed.
-    """
+    # Returns False if the text ends before the end tag. The tag counts only if one of ``following``
+    # comes after it. Without the tag, the value ends with the call.
     reader, whole, parts, is_text = emitter.reader, False, list[str](), is_always_string is True
     while not whole:
         at = reader.text.find(end_tag)
@@ -232,10 +219,7 @@ def _emit_value(
 
 
 def _find_end_of_call(reader: Reader, tag_index: int, end_tag: str) -> int | None:
-    """Return the index at which the call ends; None if it does not end before ``tag_index``.
-
-    ``tag_index`` is the index of ``end_tag``; negative if the text does not contain the tag.
-    """
+    # Returns None if the call does not end before ``tag_index``, which is negative without a tag.
     if found := _NEXT_CALL_PATTERN.search(
         reader.text, 0, len(reader.text) if tag_index < 0 else tag_index
     ):
@@ -250,7 +234,7 @@ def _find_end_of_call(reader: Reader, tag_index: int, end_tag: str) -> int | Non
 
 
 def _count_held_back_characters(text: str) -> int:
-    """Return the number of last characters of ``text`` that may belong to the end of a call."""
+    # These last characters may belong to the end of a call.
     found = _POSSIBLE_END_PATTERN.search(text, max(0, len(text) - MAX_END_CHARACTERS))
     return 0 if found is None else len(found[0])
 
@@ -329,7 +313,7 @@ def _escape_controls(text: str) -> str:
 
 
 def _evaluate_literal(node: ast.expr) -> Any:
-    """Return the value of a Python literal, or of JSON's true, false and null."""
+    # The literal is Python's, or JSON's true, false or null.
     if isinstance(node, ast.Name) and node.id in _JSON_CONSTANTS:
         return {"true": True, "false": False}.get(node.id)
     if isinstance(node, ast.List | ast.Tuple):

@@ -1,8 +1,6 @@
 """Streaming parser of the tool calls in a model's output.
 
-The tools of a request are checked in :mod:`plimsoll_engine.api.validation`, and
-:mod:`plimsoll_engine.api.output_grammar` decides which calls are forced. The formats are in
-:mod:`plimsoll_engine.api.tool_families`. These rules apply to all formats:
+The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply to all formats:
 
 - A call is returned once its name is known, and its arguments as they arrive. If the arguments
   precede the name or are a string, the call is returned when it is complete.
@@ -29,8 +27,8 @@ _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
 """Generator that yields whenever it needs more text, and returns its result at the end."""
 
+# Maximum number of times that text is parsed again after an incomplete call.
 MAX_REPARSES = 16
-"""Maximum number of times that text is parsed again after an incomplete call."""
 _STRING_MARK_PATTERN = re.compile(r'["\\]')
 _SINGLE_QUOTED_MARK_PATTERN = re.compile(r"['\\]")
 _BRACKET_MARK_PATTERN = re.compile(r'["{}\[\]<]')
@@ -42,7 +40,7 @@ _CLOSING_BRACKETS = {"{": "}", "[": "]", "(": ")"}
 class ToolCall(NamedTuple):
     """Tool call, or a part of one. ``arguments`` is text in JSON.
 
-    If ``more`` is True, further parts continue the arguments. These parts have no ID and no name.
+    If ``more`` is True, further parts without ID and name continue the arguments.
     """
 
     id: str
@@ -69,29 +67,26 @@ class IncompleteCallError(NotACallError):
 
 
 class Reader:
-    """Buffer of unread text, and of the parsed output.
-
-    A method that returns :data:`Steps` is a generator, which yields until it has enough text.
-    """
+    """Buffer of unread text, and of the parsed output."""
 
     def __init__(self) -> None:
         self.text = ""
         self.ended = False
+        # Whether the model itself ended the output, rather than a limit or a stop string.
         self.finished = False
-        """Whether the model itself ended the output, rather than a limit or a stop string."""
+        # White space that the last peek() skipped.
         self.skipped = ""
-        """White space that the last :meth:`peek` skipped."""
         self.result = ParsedOutput()
+        # Text that the current call has consumed.
         self._consumed: list[str] = []
-        """Text that the current call has consumed."""
         self._blank = ""
+        # Whether a call has ended. White space after it is held back until text follows.
         self._after_call = False
-        """Whether a call has ended. White space after it is held back until text follows."""
         self._retries_left = MAX_REPARSES
+        # Whether the current call began with a tag.
         self.has_tag = False
-        """Whether the current call began with a tag."""
+        # Whether text after a tag could not be parsed and is returned as text.
         self.has_unparsed_call = False
-        """Whether text after a tag could not be parsed and is returned as text."""
 
     def read_content(self, marks: Sequence[str], is_reasoning: bool = False) -> Steps[str | None]:
         """Emit the text before the first of ``marks``. Consume and return that mark.
@@ -136,10 +131,7 @@ class Reader:
         return taken
 
     def peek(self, skipped: str = " \t\r\n") -> Steps[str]:
-        """Skip the characters in ``skipped``, and return the next one without consuming it.
-
-        Return "" at the end of the text.
-        """
+        """Skip the characters in ``skipped``, and return the next one; "" at the end."""
         self.skipped = ""
         while True:
             begin = self.text.lstrip(skipped)
@@ -164,7 +156,7 @@ class Reader:
         return self.take(len(mark)) if mark else ""
 
     def drop_mark(self, mark: str) -> Steps[None]:
-        """Drop ``mark`` if it comes next. At the end of the text, also drop an incomplete mark."""
+        """Drop ``mark`` if it comes next, even if the end of the text cuts it off."""
         if not (yield from self.take_mark(mark)) and self.ended and mark.startswith(self.text):
             self.take(len(self.text))
         self.drop_consumed()
@@ -220,8 +212,8 @@ class Reader:
     def take_bracketed(self, is_python: bool = False) -> Steps[tuple[str, str]]:
         """Consume a JSON object or array or, if ``is_python``, a Python expression in brackets.
 
-        If a tag follows before the last bracket, the text ends there. Return the text, and the
-        closing brackets that it lacks. Raises NotACallError if the text ends first.
+        Return the text up to the last bracket or a tag, and the closing brackets that it lacks.
+        Raises NotACallError if the text ends first.
         """
         stack: list[str] = []
         quote, escaped, taken = "", False, list[str]()
@@ -329,10 +321,10 @@ class Reader:
         self.result.calls += calls
 
     def try_calls(self, steps: Steps[None]) -> Steps[bool]:
-        """Run ``steps``, which emit calls, and return True. After NotACallError, return False.
+        """Run ``steps``, which emit calls. Return False after NotACallError.
 
-        The consumed text is then emitted. If the text ended within a call, the text after the
-        beginning of that call is parsed again instead, because it may contain another call.
+        The consumed text is then emitted. If it ended within a call, it is parsed again after the
+        beginning of that call.
         """
         try:
             yield from steps
@@ -355,10 +347,7 @@ CallReader = Callable[[Reader], Steps[None]]
 
 
 class ToolCallParser:
-    """Streaming parser of an output whose format ``read_output`` reads.
-
-    If ``parallel`` is False, only the first call is returned.
-    """
+    """Streaming parser of an output. Only the first call is returned unless ``allow_several``."""
 
     def __init__(self, read_output: CallReader, allow_several: bool = True) -> None:
         self._reader = Reader()
@@ -379,8 +368,8 @@ class ToolCallParser:
     def push(self, piece: str, is_last: bool = False, is_finished: bool = False) -> ParsedOutput:
         """Add a piece of the output. Return the text and the tool calls that can be sent now.
 
-        If ``is_last`` is True, return the rest as well. ``is_finished`` means that the model ended
-        the output, so that missing brackets are added.
+        If ``is_last`` is True, return the rest as well. If ``is_finished`` is True, the model ended
+        the output, and missing brackets are added.
         """
         self._reader.text += piece
         self._reader.ended |= is_last
@@ -422,10 +411,7 @@ def dump_json(value: Any) -> str:
 
 
 def validate_name(name: str) -> str:
-    """Return the tool name ``name`` without surrounding white space.
-
-    Raises NotACallError if the name is invalid.
-    """
+    """Return the tool name without surrounding white space. Raises NotACallError."""
     if not name.strip() or _INVALID_NAME_PATTERN.search(name.strip()) or not _is_encodable(name):
         raise NotACallError
     return name.strip()
@@ -437,10 +423,9 @@ def create_call_id() -> str:
 
 
 def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
-    """Return the calls in a JSON value: an object with a name, or a list of such objects.
+    """Return the calls in an object with a name, or in a list. Raises NotACallError without any.
 
-    If ``has_tag`` is False, an object without arguments is not a call. Raises NotACallError if the
-    value has no call.
+    If ``has_tag`` is False, an object without arguments is not a call.
     """
     if isinstance(value, list) and value:
         return [one for entry in value for one in parse_calls(entry, has_tag)]

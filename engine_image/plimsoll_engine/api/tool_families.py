@@ -1,8 +1,4 @@
-"""Tool call formats of model families, and their parsers.
-
-The names are those of vLLM's parsers (``--tool-call-parser``). The grammars of forced calls are in
-:mod:`plimsoll_engine.api.forced_calls`.
-"""
+"""Tool call formats of model families, named as vLLM's parsers (``--tool-call-parser``)."""
 
 from __future__ import annotations
 
@@ -93,7 +89,7 @@ def read_llama3_json(reader: Reader, string_arguments: StringArguments) -> Steps
 
 
 def _read_json_or_python(reader: Reader) -> Steps[None]:
-    """Read JSON or a Python list. Llama 4 writes Python, although its template asks for JSON."""
+    # Llama 4 writes Python, although its template asks for JSON.
     if (yield from reader.peek()) == "[":
         taken_before = reader.num_taken
         reader.take(1)
@@ -211,10 +207,7 @@ def read_pythonic(reader: Reader, string_arguments: StringArguments) -> Steps[No
 
 
 def read_openai(reader: Reader, string_arguments: StringArguments) -> Steps[None]:
-    """Read the channels of gpt-oss, which contain reasoning, content or calls.
-
-    A call's recipient is ``functions.NAME``.
-    """
+    """Read the channels of gpt-oss, which contain reasoning, content or calls."""
 
     def read_message(role: str) -> Steps[None]:
         header, _ = yield from reader.take_until(MESSAGE_TAG)
@@ -239,7 +232,7 @@ def read_openai(reader: Reader, string_arguments: StringArguments) -> Steps[None
 
 
 def _read_recipient(reader: Reader) -> Steps[str]:
-    """Consume and return the recipient ``to=functions.NAME`` of a message; "" without one."""
+    # The recipient is to=functions.NAME, and empty without one.
     taken_before = reader.num_taken
     try:
         yield from reader.peek()
@@ -255,7 +248,6 @@ def _read_recipient(reader: Reader) -> Steps[str]:
 
 
 def _read_json_calls(reader: Reader, create_id: Callable[[], str] = create_call_id) -> Steps[None]:
-    """Read one call as a JSON object with name and arguments, or several as a list of them."""
     if not (yield from _is_next(reader, "{", "[")):
         raise NotACallError
     taken_before = reader.num_taken
@@ -287,10 +279,8 @@ def _is_next(reader: Reader, *marks: str) -> Steps[bool]:
 
 
 def _read_json_head(reader: Reader) -> Steps[str | None]:
-    """Consume ``{"name": "NAME", "arguments":`` before an object, and return the name.
-
-    Return None for other text, without consuming it.
-    """
+    # Consumes {"name": "NAME", "arguments": before an object, and returns the name. Returns None
+    # for other text, without consuming it.
     taken_before = reader.num_taken
 
     def skip_expected(*marks: str) -> Steps[None]:
@@ -359,8 +349,9 @@ _READERS: Mapping[str, Callable[[Reader, StringArguments], Steps[None]]] = {
     "openai": read_openai,
 }
 FAMILY_NAMES = tuple(_READERS)
+# For templates without tool calls, or with an unknown format.
 DEFAULT_FAMILY = "hermes"
-"""Family of templates without tool calls, or with an unknown format."""
+# The first pattern that matches the template decides.
 _TEMPLATE_PATTERNS = tuple(
     (re.compile(sign), family)
     for sign, family in (
@@ -376,7 +367,7 @@ _TEMPLATE_PATTERNS = tuple(
         (re.escape(PYTHON_TAG), "llama3_json"),
     )
 )
-"""Patterns of chat templates, each with its family. The first match applies."""
+# Tags that may be special tokens. The detokenizer keeps them if calls are parsed.
 TAGS = frozenset(
     {
         HERMES_TAG, END_HERMES_TAG, PYTHON_TAG, "<|python_start|>", "<|python_end|>", MISTRAL_TAG,
@@ -385,19 +376,15 @@ TAGS = frozenset(
         MESSAGE_TAG, CONSTRAIN_TAG, START_TAG, *HARMONY_END_TAGS,
     }
 )  # fmt: skip
-"""Tags that may be special tokens. The detokenizer keeps them if calls are parsed."""
 
 
 def detect_family(template: str) -> str:
-    """Return the tool call family of the chat template ``template``; "" if it is unknown."""
+    """Return the tool call family of a chat template; "" if it is unknown."""
     return next((family for sign, family in _TEMPLATE_PATTERNS if sign.search(template)), "")
 
 
 def get_call_reader(family: str, string_arguments: StringArguments) -> CallReader:
-    """Return the function that reads calls in the format of ``family``.
-
-    Use it only for requests whose ``tool_choice`` does not force a call.
-    """
+    """Return the function that reads calls that are not forced, in the format of ``family``."""
     return lambda reader: _READERS[family](reader, string_arguments)
 
 

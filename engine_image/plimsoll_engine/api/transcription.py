@@ -1,7 +1,6 @@
 """``/v1/audio/transcriptions``: transcription of an audio file, window by window.
 
-The windows of a file are independent requests, which run in parallel. After a restart of the
-worker, each of them continues on its own.
+The windows are independent requests, which run in parallel.
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ from plimsoll_engine.multimodal.whisper_prompt import DEFAULT_LANGUAGE, WhisperP
 
 RESPONSE_FORMATS = ("json", "text", "verbose_json")
 SUPPORTED_FIELDS = ("model", "language", "response_format", "temperature", "stream")
+# Finite, so that sampling stays defined.
 SUPPRESSION_LOGIT_BIAS = -1e30
-"""Value added to the logit of suppressed tokens. It is finite, so that sampling stays defined."""
 
 
 class TranscriptionResponse(GenerationResponse):
     """Response with the text of all windows.
 
-    ``response_format`` is one of :data:`RESPONSE_FORMATS`. ``durations_s`` has the duration of each
-    window in seconds.
+    ``durations_s`` has the duration of each window in seconds.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Truncate prompts as the request fields of vLLM specify. This module does no I/O."""
+"""Truncate prompts as the request fields of vLLM specify."""
 
 from __future__ import annotations
 
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 
+# OpenAI's default for max_tokens of completions.
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for ``max_tokens`` of completions."""
 
 
 def truncate_prompt(
@@ -13,8 +13,7 @@ def truncate_prompt(
 ) -> list[int]:
     """Return the prompt, truncated to ``truncate_prompt_tokens`` tokens on its left or right side.
 
-    If the field is -1, the prompt and the requested output must fit into the context. A chat
-    without an output limit then needs space for one token.
+    If the field is -1, the prompt and the requested output must fit into the context.
     """
     limit = body.truncate_prompt_tokens
     if limit == -1:

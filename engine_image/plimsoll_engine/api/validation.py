@@ -1,4 +1,4 @@
-"""Decode request bodies, and refuse invalid ones with status 400. This module does no I/O.
+"""Decode request bodies, and refuse invalid ones with status 400.
 
 The bounds of single fields are with their types in :mod:`plimsoll_engine.api.protocol`.
 """
@@ -40,10 +40,9 @@ def decode_body(
     strict: bool = False,
     warnings: list[str] | None = None,
 ) -> _Body:
-    """Return the request in ``body``. A null field gets its default.
+    """Return the request in ``body``. A null field gets its default. Raises ApiError.
 
-    The names of unknown fields are added to ``warnings``, or refused if ``strict`` is True. Raises
-    ApiError with status 400, which names the invalid field if it is known.
+    Adds unknown fields to ``warnings``, or refuses them if ``strict`` is True.
     """
     try:
         given = msgspec.json.decode(body, type=_RawFields)
@@ -104,6 +103,7 @@ _RawFields = dict[str, msgspec.Raw]
 _ONLY_FUNCTIONS_ADVICE = (
     ": only functions can be called; give a custom tool as a function of one string"
 )
+# Fields of other APIs that do not affect the text. They are ignored without a warning.
 IGNORED_FIELDS = frozenset(
     {
         "client_metadata", "include_obfuscation", "prediction", "prompt_cache_key",
@@ -111,7 +111,6 @@ IGNORED_FIELDS = frozenset(
         "user", "verbosity",
     }
 )  # fmt: skip
-"""Fields of other APIs that do not affect the text. They are ignored without a warning."""
 _REFUSED_FIELDS_BY_ADVICE = {
     "omit it": (
         "audio", "chat_template", "custom_logit_processor", "custom_params", "dry_multiplier",
@@ -146,10 +145,10 @@ _REFUSED_FIELDS_BY_ADVICE = {
     "use tools": ("functions",),
     "use top_logprobs": ("top_n_tokens",),
 }  # fmt: skip
+# Fields of other engines and of OpenAI that would change the answer, with advice for clients.
 REFUSED_FIELDS = {
     name: advice for advice, names in _REFUSED_FIELDS_BY_ADVICE.items() for name in names
 }
-"""Fields of other engines and of OpenAI that would change the answer, with advice for clients."""
 _FIELDS_OF_OTHER_PATHS_BY_ADVICE = {
     "use /v1/chat/completions": ("messages", "tools"),
     "use /v1/completions or /v1/chat/completions": (
@@ -169,12 +168,13 @@ _FIELDS_OF_OTHER_PATHS_BY_ADVICE = {
     ),
     "use response_format, or text in /v1/responses": ("response_format", "text"),
 }  # fmt: skip
+# Fields that would change the answer of another generation path, with advice for clients.
 FIELDS_OF_OTHER_PATHS = {
     name: advice for advice, names in _FIELDS_OF_OTHER_PATHS_BY_ADVICE.items() for name in names
 }
-"""Fields that would change the answer of another generation path, with advice for clients."""
+# With these values, most refused fields have no effect.
 _OFF_JSON_VALUES = (b"false", b"0", b"0.0", b'""', b"[]")
-"""JSON values with which most refused fields have no effect."""
+# With these values, the other refused fields have no effect.
 _VALUES_WITHOUT_EFFECT = {
     **dict.fromkeys(("best_of", "n", "num_beams", "repeat_penalty"), (b"1", b"1.0")),
     **dict.fromkeys(("tfs_z", "typical_p"), (b"1", b"1.0")),
@@ -182,18 +182,14 @@ _VALUES_WITHOUT_EFFECT = {
     **dict.fromkeys(("enable_thinking", "think"), ()),
     "function_call": (b'"none"',),
 }
-"""JSON values with which the other refused fields have no effect."""
+# Unknown fields in these objects are ignored as well.
 OBJECTS_WITH_IGNORED_FIELDS = ("stream_options", "text", "reasoning")
-"""Fields with an object as value, in which unknown fields are ignored as well."""
 
 
 def _remove_unknown_fields(
     raw_fields: dict[str, msgspec.Raw], struct_type: type[Any], name_prefix: str = ""
 ) -> list[str]:
-    """Remove null and unknown fields from ``raw_fields``. Return the names of the unknown ones.
-
-    ``name_prefix`` precedes these names.
-    """
+    # Also removes null fields. Returns the names of the unknown ones.
     fields = _list_fields(struct_type)  # type: ignore[arg-type]
     unknown = []
     for name, value in list(raw_fields.items()):
@@ -233,10 +229,8 @@ def _make_unsupported_error(name: str, advice: str) -> ApiError:
 
 @cache
 def _list_fields(struct_type: type[Any]) -> dict[str, Any]:
-    """Return the fields of ``struct_type`` by their JSON names.
-
-    The result is cached, because msgspec takes 1 to 2 ms to evaluate the annotations on each call.
-    """
+    # By JSON name. The result is cached, because msgspec takes 1 to 2 ms to evaluate the
+    # annotations.
     return {field.encode_name: field for field in msgspec.structs.fields(struct_type)}
 
 
@@ -246,10 +240,7 @@ def _find_struct_type(annotation: Any) -> type[Any] | None:
 
 
 def _restore_extra_fields(decoded: Any, sent_fields: Any) -> None:
-    """Set ``extra`` of the messages or tools in ``decoded`` from ``sent_fields``.
-
-    Decoding drops the fields that the types do not define, but a chat template may read them.
-    """
+    # Decoding drops the fields that the types do not define, but a chat template may read them.
     if isinstance(decoded, list):
         for one, fields in zip(decoded, sent_fields, strict=True):
             _restore_extra_fields(one, fields)
@@ -360,7 +351,7 @@ def _check_completion(request: CompletionRequest) -> None:
 
 
 def _check_contents(messages: list[Message], param: str) -> None:
-    """Raise ApiError for a message without content, unless its role allows it."""
+    # Some roles allow a message without content.
     for number, message in enumerate(messages):
         if message.content is None and message.role not in ("assistant", "tool", "function"):
             raise make_invalid_error(

@@ -15,7 +15,7 @@ from plimsoll_engine.http.limits import LINGER_TIMEOUT_S, MAX_HEADER_BYTES, Http
 from plimsoll_engine.http.request_framing import StrictConnection
 
 ErrorBodyEncoder = Callable[[int, str, str], bytes]
-"""Return the body of an error response, given its status, message and code."""
+"""Function that returns the body of an error response, given its status, message and code."""
 
 
 class ConnectionRegistry(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 
 WaitDisconnect = Callable[[], Coroutine[Any, Any, None]]
-"""Wait until a client has disconnected."""
+"""Coroutine function that returns once a client has disconnected."""
 
 
 class FairSemaphore:
