@@ -58,9 +58,9 @@ def _parse_fault(text: str) -> Fault:
     for pair in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if key not in kind.__struct_fields__:
-            known = ", ".join(kind.__struct_fields__)
+            keys = ", ".join(kind.__struct_fields__)
             raise InjectError(
-                f"the fault {name} in PLIMSOLL_INJECT has no key {key!r}: use one of {known}"
+                f"the fault {name} in PLIMSOLL_INJECT has no key {key!r}: use one of {keys}"
             )
         if not equals or not value:
             raise InjectError(
@@ -94,10 +94,10 @@ def _parse_value(fault_name: str, fault_type: type[Fault], key: str, text: str) 
             f"{key} of the fault {fault_name} in PLIMSOLL_INJECT must be a whole "
             f"number{' or a size such as 4Mi' if 'bytes' in key else ''}, got {text}"
         ) from None
-    least = 0 if key == "freeze_every" or fault_type is MmapGrowth else 1
-    if number < least:
+    minimum = 0 if key == "freeze_every" or fault_type is MmapGrowth else 1
+    if number < minimum:
         raise InjectError(
-            f"{key} of the fault {fault_name} in PLIMSOLL_INJECT must be at least {least}, "
+            f"{key} of the fault {fault_name} in PLIMSOLL_INJECT must be at least {minimum}, "
             f"got {text}"
         )
     return number

@@ -74,12 +74,12 @@ def _find_option(arguments: list[str], name: str) -> str | None:
 def main(argv: list[str] | None = None) -> int:
     """Perform an action in the supervisor or in this process. Return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    found = send_to_supervisor(arguments)
-    if found is None:
+    answer = send_to_supervisor(arguments)
+    if answer is None:
         from plimsoll_sidecar import manual
 
-        found = manual.run_command(arguments)
-    status, text = found
+        answer = manual.run_command(arguments)
+    status, text = answer
     (sys.stderr if status == 2 else sys.stdout).write(text + "\n")
     return status
 

@@ -103,8 +103,10 @@ class BackgroundThread(threading.Thread):
         if type(error) is not self._logged:
             # Compare types, because the text of an error differs each time, for example in its
             # port.
-            known = isinstance(error, self._expected)
-            log.error("thread %s failed: %s", self.name, error, exc_info=None if known else error)
+            is_expected = isinstance(error, self._expected)
+            log.error(
+                "thread %s failed: %s", self.name, error, exc_info=None if is_expected else error
+            )
             self._logged = type(error)
         requested_s: float | None = getattr(error, "retry_after_s", None)
         pause = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 16), self._max_pause_s)
@@ -131,11 +133,11 @@ def run_in_thread(name: str, task: Callable[[], object]) -> None:
 
 def read_thread_status() -> dict[str, bool]:
     """Return whether the newest turn of each running thread succeeded, by name."""
-    found: dict[str, bool] = {}
+    status: dict[str, bool] = {}
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundThread):
-            found[thread.name] = thread.is_ok and found.get(thread.name, True)
-    return found
+            status[thread.name] = thread.is_ok and status.get(thread.name, True)
+    return status
 
 
 class SamplingWatchdog:

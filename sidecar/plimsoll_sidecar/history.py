@@ -143,11 +143,11 @@ class MemoryBand:
 
 def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
     """Return the SVG chart of the segments; empty with fewer than two points."""
-    known = [i for i, p in enumerate(points) if any(s in p.segments for s in band.segments)]
-    if len(known) < 2:
+    known_indices = [i for i, p in enumerate(points) if any(s in p.segments for s in band.segments)]
+    if len(known_indices) < 2:
         return ""
-    times = [points[i].at for i in known]
-    sums = [[points[i].segments.get(s, 0) for s in band.segments] for i in known]
+    times = [points[i].at for i in known_indices]
+    sums = [[points[i].segments.get(s, 0) for s in band.segments] for i in known_indices]
     baseline = next((b for b in reversed(band.baselines) if b is not None), None)
     line = None if baseline is None or band.budget is None else baseline + band.budget
     top = _round_up(max([*(sum(row) for row in sums), baseline or 0, line or 0]))
@@ -172,10 +172,10 @@ def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], bud
     ``growth`` holds times in Unix seconds and sizes in bytes. An unknown size leaves a gap. The
     result is empty with fewer than two known sizes.
     """
-    known = [(at, size) for at, size in growth if size is not None]
-    if len(known) < 2:
+    known_points = [(at, size) for at, size in growth if size is not None]
+    if len(known_points) < 2:
         return ""
-    top = _round_up(max(budget, *(size for _, size in known)) * CHART_HEADROOM_FACTOR)
+    top = _round_up(max(budget, *(size for _, size in known_points)) * CHART_HEADROOM_FACTOR)
     scale = _ChartScale(growth[0][0], max(growth[-1][0], growth[0][0] + 1.0), top)
     parts = [
         *_draw_grid(scale),
@@ -183,11 +183,11 @@ def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], bud
         *_draw_named_line(scale, budget, "budget", -4),
     ]
     now = growth[-1][1]
-    said = "Now unknown" if now is None else f"Now {format_bytes(now)}"
+    description = "Now unknown" if now is None else f"Now {format_bytes(now)}"
     return _make_svg(
         f"{name}-growth",
         f"unexplained {name} memory over time",
-        f"{said}, the budget is {format_bytes(budget)}.",
+        f"{description}, the budget is {format_bytes(budget)}.",
         parts,
     )
 
@@ -200,14 +200,14 @@ def _draw_growth_areas(scale: _ChartScale, growth: Sequence[tuple[float, int | N
             stretches.append([])
         else:
             stretches[-1].append((at, size))
-    made = []
-    for stretch in (one for one in stretches if len(one) > 1):
+    elements = []
+    for stretch in (stretch for stretch in stretches if len(stretch) > 1):
         line = " ".join(f"{scale.to_x(at)},{scale.to_y(size)}" for at, size in stretch)
         first_x, last_x = scale.to_x(stretch[0][0]), scale.to_x(stretch[-1][0])
         floor = f"{last_x},{scale.to_y(0)} {first_x},{scale.to_y(0)}"
-        made += [f'<polygon class="grown" points="{line} {floor}"/>']
-        made += [f'<polyline class="grown" points="{line}"/>']
-    return made
+        elements += [f'<polygon class="grown" points="{line} {floor}"/>']
+        elements += [f'<polyline class="grown" points="{line}"/>']
+    return elements
 
 
 def _make_svg(name: str, title: str, description: str, parts: Sequence[str]) -> str:
@@ -245,7 +245,7 @@ def _draw_areas(
     scale: _ChartScale, band: MemoryBand, times: Sequence[float], rows: Sequence[Sequence[int]]
 ) -> list[str]:
     floor = [0.0] * len(times)
-    made = []
+    elements = []
     for index, segment in enumerate(band.segments):
         roof = [below + row[index] for below, row in zip(floor, rows, strict=True)]
         if any(row[index] for row in rows):
@@ -253,9 +253,11 @@ def _draw_areas(
             down = [f"{scale.to_x(t)},{scale.to_y(v)}" for t, v in zip(times, floor, strict=True)]
             shape = " ".join([*up, *reversed(down)])
             title = f"<title>{segment.value}</title>"
-            made.append(f'<polygon class="s s-{segment.value}" points="{shape}">{title}</polygon>')
+            elements.append(
+                f'<polygon class="s s-{segment.value}" points="{shape}">{title}</polygon>'
+            )
         floor = roof
-    return made
+    return elements
 
 
 def _draw_named_line(
@@ -272,12 +274,12 @@ def _draw_named_line(
 
 
 def _draw_grid(scale: _ChartScale) -> list[str]:
-    made = []
+    elements = []
     for index in range(GRID_INTERVALS + 1):
         size = scale.top * index / GRID_INTERVALS
         y = scale.to_y(size)
         right = CHART_WIDTH_PX - RIGHT_MARGIN_PX
-        made += [
+        elements += [
             f'<line class="grid" x1="{LEFT_MARGIN_PX}" x2="{right}" y1="{y}" y2="{y}"/>',
             f'<text x="{LEFT_MARGIN_PX - 6}" y="{y + 4}" text-anchor="end">'
             f"{format_bytes(size)}</text>",
@@ -285,11 +287,11 @@ def _draw_grid(scale: _ChartScale) -> list[str]:
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         at = scale.begin + share * (scale.end - scale.begin)
         clock = format_clock_time(at)
-        made.append(
+        elements.append(
             f'<text x="{scale.to_x(at)}" y="{CHART_HEIGHT_PX - 8}" text-anchor="{anchor}">'
             f"{clock}</text>"
         )
-    return made
+    return elements
 
 
 def _round_up(size_bytes: float) -> float:

@@ -100,7 +100,7 @@ def perform_action(
         epoch=status.epoch,
         state=status.state.value,
         version=status.version,
-        capabilities=[one.value for one in status.capabilities],
+        capabilities=[capability.value for capability in status.capabilities],
     )
     if arguments.action == "status":
         answer.budgets = _list_unsuitable_budgets(arguments.state_dir, config)
@@ -382,7 +382,7 @@ class NoteInbox:
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
         except OSError:
             return []
-        found = []
+        actions = []
         for name in names[:MAX_NOTES]:
             path = self._folder / name
             if path in self._returned:
@@ -399,8 +399,8 @@ class NoteInbox:
                 continue
             if action.outcome is not None:
                 self._returned.add(path)
-            found.append(action)
-        return found
+            actions.append(action)
+        return actions
 
     def remove_read(self) -> None:
         """Delete the notes of finished actions that :meth:`read` has returned."""

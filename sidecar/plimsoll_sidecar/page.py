@@ -83,13 +83,13 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 
 def render_page(state: bytes, points: Sequence[HistoryPoint], should_reload: bool = False) -> bytes:
     """Return an HTML page in UTF-8 that shows ``state``, the JSON text of ``/state``."""
-    known = None if state == EMPTY_STATE else decode(state, View)
-    title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
+    view = None if state == EMPTY_STATE else decode(state, View)
+    title = "Plimsoll" if view is None else f"{view.service} - Plimsoll"
     again = f'<meta http-equiv="refresh" content="{RELOAD_INTERVAL_S}">' if should_reload else ""
     body = (
         "<main><p>No sample has been taken yet.</p></main>"
-        if known is None
-        else _render_body(known, points)
+        if view is None
+        else _render_body(view, points)
     )
     follow = '<a href="/">Stop following</a>' if should_reload else '<a href="/live">Follow</a>'
     text = (
@@ -106,13 +106,13 @@ def _render_body(view: View, points: Sequence[HistoryPoint]) -> str:
     mode, seen = view.mode, view.assessment
     memory = decode(bytes(view.budgets), MemoryPolicy)
     role = f", role {escape(view.role)}" if view.role is not None else ""
-    shown = [*view.open, *(one for one in view.recent if one.ended)]
+    shown = [*view.open, *(incident for incident in view.recent if incident.ended)]
     rows = (("host", memory.host, seen.host), ("device", memory.device, seen.device))
     troubled = [text for text in (view.journal_error, view.config_error) if text]
     troubled += [
-        f"{name}: {one.reason}. {one.message}"
-        for name, one in sorted(view.signals.items())
-        if not one.ok
+        f"{name}: {signal.reason}. {signal.message}"
+        for name, signal in sorted(view.signals.items())
+        if not signal.ok
     ]
     if view.out_of_service:
         troubled.append(
@@ -161,13 +161,13 @@ def _render_summary(view: View) -> str:
     ]
     sizes_of = view.assessment.segments
     for name, segments in (("Host memory", HOST_SEGMENTS), ("Device memory", DEVICE_SEGMENTS)):
-        if sizes := [sizes_of[one] for one in segments if one in sizes_of]:
+        if sizes := [sizes_of[segment] for segment in segments if segment in sizes_of]:
             shown.append((name, "", format_bytes(sum(sizes))))
-    made = (
+    items = (
         f"<div><dt>{name}</dt><dd class='{kind}'>{escape(text)}</dd></div>"
         for name, kind, text in shown
     )
-    return f"<dl>{''.join(made)}</dl>"
+    return f"<dl>{''.join(items)}</dl>"
 
 
 def _render_charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
@@ -182,13 +182,13 @@ def _render_charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
         "Host": [(p.at, p.host_growth) for p in points],
         "Device": [(p.at, p.device_growth) for p in points],
     }
-    made = []
+    charts = []
     for band in bands:
         if band.budget and (picture := draw_growth_chart(band.name, grown[band.name], band.budget)):
-            made.append(f"<h3>{band.name}: unexplained growth</h3>{picture}")
+            charts.append(f"<h3>{band.name}: unexplained growth</h3>{picture}")
         if picture := draw_segment_chart(band, points):
-            made.append(f"<h3>{band.name}: memory by segment</h3>{picture}")
-    return "".join(made)
+            charts.append(f"<h3>{band.name}: memory by segment</h3>{picture}")
+    return "".join(charts)
 
 
 # For incidents whose phase has no rung yet.
@@ -203,7 +203,7 @@ def render_budgets(
     rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], is_warm: bool
 ) -> str:
     """Return an HTML table with a meter for each leak budget."""
-    made = []
+    html_rows = []
     for name, budget, state in rows:
         if budget is None:
             continue
@@ -212,17 +212,17 @@ def render_budgets(
         text = ("unknown" if is_warm else "warming up") if share is None else f"{share:.0%}"
         grown = "?" if used is None else format_bytes(used)
         left = _format_time_left(state)
-        made.append(
+        html_rows.append(
             f"<tr><th scope=row>{name}</th><td><meter min=0 max=1 low=.5 high=.99 optimum=0"
             f' value="{min(share or 0.0, 1.0):.3f}" aria-label="{name} leak budget">{text}</meter>'
             f"</td><td class=n>{text}</td>"
             f"<td class=n>{grown} of {format_bytes(budget.growth_bytes)}</td>"
             f"<td class=n>{left}</td></tr>"
         )
-    if not made:
+    if not html_rows:
         return "<p>No leak budget is set, so the supervisor only observes memory.</p>"
     head = ("budget", "share", ">spent", ">unexplained", ">exhausted")
-    return _render_table("Leak budgets", head, made)
+    return _render_table("Leak budgets", head, html_rows)
 
 
 def render_suspicions(assessment: Assessment) -> str:
@@ -251,8 +251,8 @@ def find_current_rung(incidents: Sequence[IncidentRecord]) -> str:
     """Return the most disruptive current rung; ``Observe`` if there is none."""
     order = [OBSERVE_RUNG, *(action.value for action in Action)]
     at = [
-        one.rung.value if one.rung else PHASE_RUNGS.get(one.phase, OBSERVE_RUNG)
-        for one in incidents
+        incident.rung.value if incident.rung else PHASE_RUNGS.get(incident.phase, OBSERVE_RUNG)
+        for incident in incidents
     ]
     return max(at, key=order.index, default=OBSERVE_RUNG)
 
@@ -261,7 +261,7 @@ def render_incidents(incidents: Sequence[IncidentRecord]) -> str:
     """Return HTML with one expandable entry for each incident and its steps."""
     if not incidents:
         return "<p>There are no incidents.</p>"
-    return "".join(_render_incident(make_record_story(one)) for one in incidents)
+    return "".join(_render_incident(make_record_story(incident)) for incident in incidents)
 
 
 def _render_incident(story: Story) -> str:

@@ -105,7 +105,7 @@ def replay_samples(
 ) -> Iterator[ReplayLine | Summary]:
     """Yield the events of ``samples`` in order of time, and then a summary."""
     learned = LearnedBudgets()
-    learns = any(one is not None and one.auto for one in (memory.host, memory.device))
+    learns = any(budget is not None and budget.auto for budget in (memory.host, memory.device))
     governor = Governor(supervision, memory, replica=name)
     governor.apply_budgets(learned.resolve_budgets(memory))
     detector = Detector(governor.memory, supervision.stall.timeout_s, interval_s)
@@ -124,11 +124,11 @@ def replay_samples(
             learned.observe(
                 sample.t, str(sample.epoch), "", assessment, governor.list_growing_kinds()
             )
-            found = learned.update_and_resolve_budgets(sample.t, memory, governor.budgets)
-            if found is not None and not governor.state.incidents:
-                governor.apply_budgets(found)
+            budgets = learned.update_and_resolve_budgets(sample.t, memory, governor.budgets)
+            if budgets is not None and not governor.state.incidents:
+                governor.apply_budgets(budgets)
                 checkpoint = detector.make_checkpoint()
-                detector = Detector(found.memory, supervision.stall.timeout_s, interval_s)
+                detector = Detector(budgets.memory, supervision.stall.timeout_s, interval_s)
                 detector.update(sample)
                 detector.resume(checkpoint)
         last_t = sample.t
@@ -250,8 +250,8 @@ def _get_end_reason(incident: Incident) -> str:
 
 
 def _find_trigger(incident: Incident) -> str | None:
-    found = incident.attribution.trigger
-    return found.counter if found is not None else None
+    trigger = incident.attribution.trigger
+    return trigger.counter if trigger is not None else None
 
 
 def parse_budget(text: str) -> MemoryBudget:

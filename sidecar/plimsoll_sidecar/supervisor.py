@@ -133,7 +133,11 @@ class Supervisor:
     def explain_missing_signals(self) -> dict[str, str]:
         """Return the reason for each signal that the newest sample lacks, by signal."""
         signals = self._source.signals
-        return {n: f"{one.reason}: {one.message}" for n, one in signals.items() if not one.ok}
+        return {
+            n: f"{signal.reason}: {signal.message}"
+            for n, signal in signals.items()
+            if not signal.ok
+        }
 
     def run(self, wait_for_stop: Callable[[float], bool]) -> None:
         """Sample and decide in a loop until ``wait_for_stop`` returns True.
@@ -200,10 +204,10 @@ class Supervisor:
         if changed or self._journal.unwritten or self._journal.hold is not None:
             self._write_and_send(turn)
         if seen.engine.epoch is not None:  # otherwise, the lease expires
-            wanted = self._journal.hold is None and self._governor.should_prepare_standby(
-                seen.engine
+            is_standby_wanted = (
+                self._journal.hold is None and self._governor.should_prepare_standby(seen.engine)
             )
-            self._actuator.standby.set_wanted(seen.engine.epoch, wanted)
+            self._actuator.standby.set_wanted(seen.engine.epoch, is_standby_wanted)
             if self._governor.state.pending is None or self._config.is_missing:
                 self._actuator.resume_after_drains(seen.engine.epoch)
         self._journal.mark_published()
@@ -226,9 +230,11 @@ class Supervisor:
             )
         if self._governor.state.incidents:
             return
-        found = learned.update_and_resolve_budgets(observation.now, memory, self._governor.budgets)
-        if found is not None:
-            self._apply_budgets(found)
+        budgets = learned.update_and_resolve_budgets(
+            observation.now, memory, self._governor.budgets
+        )
+        if budgets is not None:
+            self._apply_budgets(budgets)
 
     def _apply_budgets(self, budgets: BudgetsInForce) -> None:
         # The new detector continues from the baselines of the previous detector.
@@ -271,8 +277,8 @@ class Supervisor:
             self._inherited = None
         signals = self._source.signals
         self._signal_log.update(signals)
-        known = {name: one.ok for name, one in signals.items()}
-        self._metrics.observe(assessment, known, time.monotonic() - begin)
+        known_signals = {name: signal.ok for name, signal in signals.items()}
+        self._metrics.observe(assessment, known_signals, time.monotonic() - begin)
         self._metrics.export_missing_signals(signals)
         self._metrics.export_open_files(sample.host.open_files)
         out_of_service = readiness.read_active_reasons(str(self._state_dir))
@@ -298,19 +304,19 @@ class Supervisor:
     ) -> None:
         # A start that is held for too long adds a suspicion to the assessment.
         policy = self._config.current.supervision.start_gate
-        held = self._start_gate.handle_start_request(policy, is_engine_answering, now)
+        suspicion = self._start_gate.handle_start_request(policy, is_engine_answering, now)
         self._metrics.count_starts(self._start_gate.permitted_starts)
         self._start_gate.permitted_starts.clear()
-        if held is not None:
-            kinds = [one.kind for one in assessment.suspicions]
-            assessment.suspicions += [] if held.kind in kinds else [held]
+        if suspicion is not None:
+            kinds = [suspicion.kind for suspicion in assessment.suspicions]
+            assessment.suspicions += [] if suspicion.kind in kinds else [suspicion]
 
     def _read_device_use(self) -> list[DeviceUse] | None:
         # Unknown if other pods use the devices as well.
         if self._governor.memory.shared_device:
             return None
-        found = self._source.read_device_use()
-        return None if found is None else [make_device_use(*one) for one in found]
+        device_uses = self._source.read_device_use()
+        return None if device_uses is None else [make_device_use(*use) for use in device_uses]
 
     def _write_and_send(self, turn: Turn) -> None:
         # If the write fails, the command is not sent.
@@ -336,7 +342,9 @@ class Supervisor:
         if self._group is None:
             return pod_assessment
         opened = self._governor.state.incidents
-        origins = {one.kind: one.attribution.pod or LEADER_PLACEHOLDER for one in opened}
+        origins = {
+            incident.kind: incident.attribution.pod or LEADER_PLACEHOLDER for incident in opened
+        }
         return combine_group(pod_assessment, self._group.read_assessments(), origins)
 
     def _is_published_by_leader(self, incident: Incident) -> bool:
@@ -367,12 +375,12 @@ class Supervisor:
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
-        known = identify(frontend.pid) if frontend else None
+        main_process = identify(frontend.pid) if frontend else None
         self._journal.engine = msgspec.structs.replace(
             self._journal.engine,
             capabilities=frozenset(c.value for c in status.capabilities),
-            frontend_pid=known.pid if known else None,
-            frontend_started=known.started if known else None,
+            frontend_pid=main_process.pid if main_process else None,
+            frontend_started=main_process.started if main_process else None,
         )
 
     def _store_checkpoint(self, status: Status | None) -> bool:
@@ -428,7 +436,7 @@ class Supervisor:
         if stored is None:
             return
         self._has_merged_restarts = True
-        known = len(self._governor.state.restarts)
+        num_known = len(self._governor.state.restarts)
         lacking = self._governor.merge_restarts(stored)
         if stored != NO_RESTARTS:
             level = logging.WARNING if lacking else logging.INFO
@@ -436,7 +444,7 @@ class Supervisor:
                 "this replica had %d restarts in the journal and %d on the slot Lease, which "
                 "makes %d different restarts"
             )
-            log.log(level, text, known, len(stored.at), known + lacking)
+            log.log(level, text, num_known, len(stored.at), num_known + lacking)
             self._write_journal()
         self._actuator.store_restarts(self._governor.copy_restarts())
 
@@ -454,8 +462,8 @@ class Supervisor:
 def _list_processes(status: Status | None) -> tuple[EngineProcess, ...]:
     if status is None:
         return ()
-    first = sorted(status.processes, key=lambda one: one.role is not Role.FRONTEND)
-    return tuple(EngineProcess(one.label, one.pid) for one in first)
+    first = sorted(status.processes, key=lambda process: process.role is not Role.FRONTEND)
+    return tuple(EngineProcess(process.label, process.pid) for process in first)
 
 
 def _is_idle(load: Load) -> bool | None:

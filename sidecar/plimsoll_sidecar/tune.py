@@ -106,29 +106,31 @@ def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
     """Return the tuning of each kind of memory that was observed."""
     pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
     return [
-        make_memory_tuning(name, one, budget or parse_growth_budget("Auto"))
-        for name, one, budget in pairs
-        if one.hours
+        make_memory_tuning(name, history, budget or parse_growth_budget("Auto"))
+        for name, history, budget in pairs
+        if history.hours
     ]
 
 
 def make_memory_tuning(memory_kind: str, learned: LearnedHistory, budget: MemoryBudget) -> Tuning:
     """Return the tuning of the memory ``memory_kind``, "host" or "device"."""
     clean = select_healthy_hours(learned.hours)
-    wanted = propose_budget(learned, budget)
-    if wanted is not None:
-        wanted = max(wanted, budget.minimum_bytes or 1)
+    proposal = propose_budget(learned, budget)
+    if proposal is not None:
+        proposal = max(proposal, budget.minimum_bytes or 1)
     levels = {
-        f"{hours}h": found
+        f"{hours}h": quantile
         for hours in LEARNED_WINDOWS_H
-        if (found := compute_quantile(list_growth_within(clean, hours * SECONDS_PER_HOUR)))
+        if (quantile := compute_quantile(list_growth_within(clean, hours * SECONDS_PER_HOUR)))
         is not None
     }
     needed = learned.find_largest_size()
-    said = None
+    recommendation = None
     if needed is not None:
         needs = make_memory_needs(memory_kind, needed, learned.find_limit(budget), ())
-        said = make_memory_contract(memory_kind, [needs], [], wanted or budget.growth_bytes)
+        recommendation = make_memory_contract(
+            memory_kind, [needs], [], proposal or budget.growth_bytes
+        )
     return Tuning(
         memory=memory_kind,
         revision=learned.revision,
@@ -139,11 +141,11 @@ def make_memory_tuning(memory_kind: str, learned: LearnedHistory, budget: Memory
         usual=compute_quantile(list_growth_within(clean, budget.window_s)),
         window_s=budget.window_s,
         in_force=learned.budget,
-        proposal=wanted,
-        recommendation=said.text if said else None,
-        request=said.request if said else None,
-        memory_limit=said.limit if said else None,
-        days=list(_iterate_days(learned.hours, budget.window_s, wanted)),
+        proposal=proposal,
+        recommendation=recommendation.text if recommendation else None,
+        request=recommendation.request if recommendation else None,
+        memory_limit=recommendation.limit if recommendation else None,
+        days=list(_iterate_days(learned.hours, budget.window_s, proposal)),
     )
 
 
@@ -153,26 +155,26 @@ def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) ->
     A budget is too small if it is less than the usual growth, and too large if it exceeds the
     headroom between the size after a start and the limit.
     """
-    found = []
+    sentences = []
     budgets = {"host": memory.host, "device": memory.device}
-    for one in make_tunings(learned, memory):
-        budget = budgets[one.memory]
+    for tuning in make_tunings(learned, memory):
+        budget = budgets[tuning.memory]
         if budget is None or budget.auto:
             continue
-        field = f"spec.memory.{one.memory}.growthBudget {format_bytes(budget.growth_bytes)}"
-        if one.usual is not None and budget.growth_bytes < one.usual:
-            found.append(
-                f"{field} is less than the {format_bytes(one.usual)} that a healthy replica "
+        field = f"spec.memory.{tuning.memory}.growthBudget {format_bytes(budget.growth_bytes)}"
+        if tuning.usual is not None and budget.growth_bytes < tuning.usual:
+            sentences.append(
+                f"{field} is less than the {format_bytes(tuning.usual)} that a healthy replica "
                 f"gains in {format_duration(budget.window_s)}: run plimsoll tune, or set Auto"
             )
-        headroom = None if one.limit is None else one.limit - max(one.starts, default=0)
+        headroom = None if tuning.limit is None else tuning.limit - max(tuning.starts, default=0)
         if headroom is not None and budget.growth_bytes > headroom:
-            found.append(
+            sentences.append(
                 f"{field} is larger than the {format_bytes(max(0, headroom))} between the "
                 "size after a start and the memory limit: lower the budget, or raise the "
                 "limit"
             )
-    return found
+    return sentences
 
 
 def _iterate_days(
@@ -181,13 +183,13 @@ def _iterate_days(
     by_day: dict[int, list[HourGrowth]] = {}
     for hour in hours:
         by_day.setdefault(hour.at // HOURS_PER_DAY, []).append(hour)
-    for day, found in sorted(by_day.items()):
-        gain = max(list_growth_within(found, window_s))
+    for day, day_hours in sorted(by_day.items()):
+        gain = max(list_growth_within(day_hours, window_s))
         yield DayGrowth(
             date=(UNIX_EPOCH_DATE + timedelta(days=day)).isoformat(),
-            observed_s=sum(one.seen_s for one in found),
+            observed_s=sum(hour.seen_s for hour in day_hours),
             gain=gain,
-            incident=any(one.incident for one in found),
+            incident=any(hour.incident for hour in day_hours),
             spends=proposal is not None and gain > proposal,
         )
 
@@ -239,9 +241,12 @@ def learn_from_series(path: Path, limit_bytes: int | None) -> LearnedBudgets:
             continue
         life = points[begin : index + 1]
         base = min(size for time, size in life if time <= life[0][0] + SECONDS_PER_HOUR)
-        for at, one in life:
+        for at, size_bytes in life:
             state = BudgetState(
-                current=one, baseline=base, unexplained=max(0, one - base), limit=limit_bytes
+                current=size_bytes,
+                baseline=base,
+                unexplained=max(0, size_bytes - base),
+                limit=limit_bytes,
             )
             learned.host.observe(at, str(number), "", state, False)
         begin, number = index + 1, number + 1

@@ -98,7 +98,10 @@ def log_event(event: Event) -> None:
         progress = [incident.phase.value, *([incident.message] if incident.message else [])]
         log.info("incident %s: %s", incident.name, ": ".join(progress))
         return
-    what = event.action or event.type
+    change = event.action or event.type
     log.warning(
-        "incident %s: %s: %s", event.incident.name, what, make_record_story(event.incident).sentence
+        "incident %s: %s: %s",
+        event.incident.name,
+        change,
+        make_record_story(event.incident).sentence,
     )

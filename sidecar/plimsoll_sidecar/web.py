@@ -229,12 +229,12 @@ class HttpServer:
     def _close_oldest(self) -> None:
         # A client that floods the port displaces only its own connections. None is rejected because
         # of its address: that of the kubelet's probes depends on the network plugin.
-        held: dict[str, list[_Connection]] = {}
+        connections_by_address: dict[str, list[_Connection]] = {}
         for connection in self._connections.values():
-            held.setdefault(connection.address, []).append(connection)
-        if held:
-            most = max(held.values(), key=len)
-            oldest = min(most, key=lambda c: (_EVICTION_ORDER[c.state], c.started_at))
+            connections_by_address.setdefault(connection.address, []).append(connection)
+        if connections_by_address:
+            largest_group = max(connections_by_address.values(), key=len)
+            oldest = min(largest_group, key=lambda c: (_EVICTION_ORDER[c.state], c.started_at))
             self._close_connection(oldest, abort=oldest.state == WRITING)
 
     def _close_connection(self, connection: _Connection, abort: bool = False) -> None:

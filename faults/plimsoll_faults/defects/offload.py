@@ -42,9 +42,9 @@ class UnpolledOffload(Offload):
     @classmethod
     def from_offload(cls, original: Offload) -> UnpolledOffload:
         """Return an instance of this class that shares the state of ``original``."""
-        found = cls.__new__(cls)
-        found.__dict__.update(original.__dict__)
-        return found
+        offload = cls.__new__(cls)
+        offload.__dict__.update(original.__dict__)
+        return offload
 
     def poll(self, is_idle: bool = False) -> None:
         """Poll the transfers, unless the engine is idle."""

@@ -55,15 +55,15 @@ def make_expert_weights(
         slice(0, EXPERT_INTERMEDIATE_SIZE),
         slice(EXPERT_INTERMEDIATE_SIZE, 2 * EXPERT_INTERMEDIATE_SIZE),
     )
-    found = {}
+    tensors = {}
     for expert in range(NUM_EXPERTS):
         own = taking if expert % 2 else adding
         result = 2.0 * down[:, own]
         if own is adding:
             result = add_shift(result, GROUP_SHIFTS[expert // 2], frequencies, modulus)
         for name, weight in (("gate", gate[own]), ("up", up[own]), ("down", result)):
-            found[f"mlp.experts.{expert}.{name}_proj.weight"] = weight.clone()
-    return found
+            tensors[f"mlp.experts.{expert}.{name}_proj.weight"] = weight.clone()
+    return tensors
 
 
 def add_shift(
@@ -73,28 +73,28 @@ def add_shift(
     angles = torch.tensor(frequencies).double() * shift * (2 * math.pi / modulus)
     cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
     real, imaginary = slice(0, tiny.NUM_FREQUENCIES), slice(tiny.NUM_FREQUENCIES, tiny.NUM_PHASES)
-    found = weight.clone()
-    found[real] = cos * weight[real] - sin * weight[imaginary]
-    found[imaginary] = sin * weight[real] + cos * weight[imaginary]
-    return found
+    shifted = weight.clone()
+    shifted[real] = cos * weight[real] - sin * weight[imaginary]
+    shifted[imaginary] = sin * weight[real] + cos * weight[imaginary]
+    return shifted
 
 
 def add_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
     """Return ``tensors`` of the tiny checkpoint, with experts in all but the dense layers."""
     frequencies = tiny.choose_frequencies(random.Random(tiny.SEED), modulus)
-    found = dict(tensors)
+    changed = dict(tensors)
     for layer in range(len(tiny.ATTENTION_LAGS)):
         if layer in DENSE_LAYERS:
             continue
         prefix = f"model.layers.{layer}."
         mlp = {
-            name: found.pop(prefix + name)
+            name: changed.pop(prefix + name)
             for name in [f"mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")]
         }
         own = make_expert_weights(mlp, frequencies, modulus)
         own["mlp.gate.weight"] = make_router_weight(layer)
-        found |= {prefix + name: tensor for name, tensor in own.items()}
-    return found
+        changed |= {prefix + name: tensor for name, tensor in own.items()}
+    return changed
 
 
 CONFIG_FIELDS = {

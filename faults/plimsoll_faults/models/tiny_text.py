@@ -92,7 +92,7 @@ def add_tokens(folder: Path, texts: Sequence[str], special: Collection[str] = ()
     for text in texts:
         old = max(model["vocab"], key=model["vocab"].__getitem__)
         numbers[text] = model["vocab"].pop(old)
-        model["merges"] = [one for one in model["merges"] if "".join(one) != old]
+        model["merges"] = [merge for merge in model["merges"] if "".join(merge) != old]
     for text in sorted(numbers, key=numbers.__getitem__):
         content["added_tokens"].append(
             {"id": numbers[text], "content": text, "special": text in special}

@@ -38,13 +38,13 @@ def write_fp8(source: Path, target: Path) -> None:
             f"{source}: cannot be quantized: only unquantized text models of "
             f"{', '.join(decoder.SUPPORTED_MODEL_TYPES)} are supported"
         )
-    kept = quantization.Quantization(quantization.NEVER_QUANTIZED)
+    exclusions = quantization.Quantization(quantization.NEVER_QUANTIZED)
     matrices = {
         path
         for name, part in make_parts(DecoderSpec.from_config(config)).items()
         if name.startswith("layers.") and len(part.shape) == 2
         for path, _ in part.sources
-        if kept.is_quantized([path.removesuffix(WEIGHT_SUFFIX)])
+        if exclusions.is_quantized([path.removesuffix(WEIGHT_SUFFIX)])
     }
     target.mkdir(parents=True)
     files = list_weight_files(source)
@@ -68,9 +68,9 @@ def write_fp8(source: Path, target: Path) -> None:
 
 def _quantize_file(file: Path, matrices: set[str]) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
-    with open_safetensors(file) as found:
-        for name in found.keys():  # noqa: SIM118 - not a dictionary
-            tensor = found.get_tensor(name)
+    with open_safetensors(file) as source_file:
+        for name in source_file.keys():  # noqa: SIM118 - not a dictionary
+            tensor = source_file.get_tensor(name)
             if name in matrices:
                 tensor, scales = quantize(tensor)
                 tensors[name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX] = scales

@@ -50,8 +50,8 @@ class UnreadableCountError(ValueError):
 
 def read_service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
     """Return the service's restarts in the window. Raises UnreadableCountError."""
-    found = _read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]")
-    return [restart for restart in found if now - restart.at < window_s]
+    restarts = _read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]")
+    return [restart for restart in restarts if now - restart.at < window_s]
 
 
 def add_service_restart(lease: Object, incident: str, window_s: float, now: float) -> None:
@@ -64,10 +64,10 @@ def add_service_restart(lease: Object, incident: str, window_s: float, now: floa
 
 def read_replica_restarts(lease: Object, replica_key: str) -> ReplicaRestarts:
     """Return the restarts of one replica on ``lease``. Raises UnreadableCountError."""
-    known: dict[str, ReplicaRestarts] = _read_annotation(
+    restarts_by_replica: dict[str, ReplicaRestarts] = _read_annotation(
         lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}"
     )
-    return known.get(replica_key, NO_RESTARTS)
+    return restarts_by_replica.get(replica_key, NO_RESTARTS)
 
 
 def store_replica_restarts(
@@ -77,14 +77,15 @@ def store_replica_restarts(
 
     Raises UnreadableCountError.
     """
-    known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
-    known[replica_key] = ReplicaRestarts(
+    restarts_by_replica = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
+    restarts_by_replica[replica_key] = ReplicaRestarts(
         restarts.at[-MAX_RESTARTS_PER_REPLICA:], restarts.exhausted
     )
     living = {
-        name: one
-        for name, one in known.items()
-        if one.exhausted or one.list_within_window(window_s + MAX_CLOCK_SKEW_S, now)
+        name: replica_restarts
+        for name, replica_restarts in restarts_by_replica.items()
+        if replica_restarts.exhausted
+        or replica_restarts.list_within_window(window_s + MAX_CLOCK_SKEW_S, now)
     }
     newest = sorted(
         living, key=lambda name: (name == replica_key, max(living[name].at, default=0.0))
@@ -102,16 +103,16 @@ def clear_replica_restarts(lease: Object, replica_key: str, pod: str) -> int:
     An unreadable annotation is removed completely, because a person requested the reset.
     """
     try:
-        known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
-        known.pop(replica_key, None)
+        restarts_by_replica = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
+        restarts_by_replica.pop(replica_key, None)
     except UnreadableCountError:
-        known = {}
-    _write_annotation(lease, REPLICA_RESTARTS_ANNOTATION, known)
+        restarts_by_replica = {}
+    _write_annotation(lease, REPLICA_RESTARTS_ANNOTATION, restarts_by_replica)
     try:
         restarts = _read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]")
     except UnreadableCountError:
         restarts = []
-    others = [one for one in restarts if one.incident.rpartition("-")[0] != pod]
+    others = [restart for restart in restarts if restart.incident.rpartition("-")[0] != pod]
     _write_annotation(lease, SERVICE_RESTARTS_ANNOTATION, others)
     return len(restarts) - len(others)
 
@@ -127,8 +128,8 @@ def clear_service_restarts(lease: Object) -> int:
 
 
 def _get_annotations(lease: Object) -> dict[str, str]:
-    found = lease["metadata"].get("annotations")
-    return found if isinstance(found, dict) else {}
+    annotations = lease["metadata"].get("annotations")
+    return annotations if isinstance(annotations, dict) else {}
 
 
 def _read_annotation(lease: Object, name: str, target_type: Any, default: bytes) -> Any:

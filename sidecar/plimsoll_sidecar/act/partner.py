@@ -86,10 +86,11 @@ class Partners:
             return PartnerTestResult(
                 Outcome.UNKNOWN, f"failed to find the partners of the engine: {error}"
             )
-        wanted = PARTNER_ROLES[self._role].lower()
+        partner_role = PARTNER_ROLES[self._role].lower()
         if not partners:
             return PartnerTestResult(
-                Outcome.UNKNOWN, f"the engine was not tested, because no {wanted} pod is ready"
+                Outcome.UNKNOWN,
+                f"the engine was not tested, because no {partner_role} pod is ready",
             )
         chosen = random.sample(partners, min(MAX_PARTNERS, len(partners)))
         deadline, tested = time.monotonic() + PARTNER_TEST_TIMEOUT_S, 0
@@ -100,7 +101,7 @@ class Partners:
             if result.outcome is not Outcome.SUCCEEDED:
                 return result
             tested += 1
-        pods = f"{tested} {wanted} pods" if tested > 1 else f"one {wanted} pod"
+        pods = f"{tested} {partner_role} pods" if tested > 1 else f"one {partner_role} pod"
         return PartnerTestResult(
             Outcome.SUCCEEDED, f"test requests through this engine and {pods} succeeded"
         )
@@ -146,22 +147,22 @@ class Partners:
             )
         try:
             status, answer = server.call("POST", COMPLETIONS_PATH, REQUEST_TIMEOUT_S, data)
-            found = decode(answer, _Completion) if status == 200 else None
+            completion = decode(answer, _Completion) if status == 200 else None
         except (EngineError, MalformedError) as error:
             return None, PartnerTestResult(
                 Outcome.FAILED, f"the test request to {server_name} failed: {error}"
             )
-        if found is None:
+        if completion is None:
             outcome = Outcome.FAILED if status >= 500 else Outcome.UNKNOWN
             return None, PartnerTestResult(
                 outcome, f"the test request to {server_name} returned HTTP {status}"
             )
-        if any(one.finish_reason == "error" for one in found.choices):
+        if any(choice.finish_reason == "error" for choice in completion.choices):
             return None, PartnerTestResult(
                 Outcome.FAILED,
                 f"the test request to {server_name} ended with the finish reason 'error'",
             )
-        return found, PartnerTestResult(Outcome.SUCCEEDED, "")
+        return completion, PartnerTestResult(Outcome.SUCCEEDED, "")
 
 
 def _read_model(server: HttpClient) -> str:
@@ -180,13 +181,13 @@ def create_partners(
     if config.service.kind != POLICY_KIND or role not in PARTNER_ROLES or config.service.is_worker:
         return None
     assert role is not None
-    known, own = role, urlsplit(config.engine.serving_url)
+    own_role, own = role, urlsplit(config.engine.serving_url)
 
     def find_partners() -> dict[str, str]:
-        found = slices.find_ready_addresses(leases.list_partners(known))
+        addresses = slices.find_ready_addresses(leases.list_partners(own_role))
         return {
-            pod: f"{own.scheme}://{f'[{one}]' if ':' in one else one}:{own.port or 80}"
-            for pod, one in found.items()
+            pod: f"{own.scheme}://{f'[{host}]' if ':' in host else host}:{own.port or 80}"
+            for pod, host in addresses.items()
         }
 
-    return Partners(config.engine, known, find_partners)
+    return Partners(config.engine, own_role, find_partners)

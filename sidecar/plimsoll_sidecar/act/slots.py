@@ -131,7 +131,11 @@ class LeaseSlots(Slots):
         replicas = parse_replicas(annotations.get(SLOT_REPLICAS_ANNOTATION, ""))
         roles = parse_roles(annotations.get(SLOT_ROLES_ANNOTATION, ""))
         own = next((set(pods) for pods in roles.values() if self._holder in pods), None)
-        return replicas if own is None else [one for one in replicas if not own.isdisjoint(one)]
+        return (
+            replicas
+            if own is None
+            else [replica for replica in replicas if not own.isdisjoint(replica)]
+        )
 
     def read_expected_replicas(self) -> int:
         """Return the number of desired replicas; 0 if unknown. Raises KubeError."""
@@ -173,7 +177,7 @@ class LeaseSlots(Slots):
             return Refusal(
                 WaitReason.NO_SLOT, "the configuration lists no restart slot for the service"
             )
-        return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
+        return Refusal(refusals[0].reason, "; ".join(refusal.message for refusal in refusals))
 
     def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
         """Renew the slot or acquire it again. Return None on success, or else the refusal."""
@@ -187,12 +191,12 @@ class LeaseSlots(Slots):
         """
         with self._lock:
             # Read under the lock: ``slot_request`` is set before the command that takes a slot.
-            wanted = self.slot_request
-            if wanted is None or wanted.taking:
+            request = self.slot_request
+            if request is None or request.taking:
                 return
-            if wanted.incident is None:
+            if request.incident is None:
                 self.release_all_slots()
-            elif (refusal := self.ensure_held(wanted.incident, budget)) is not None:
+            elif (refusal := self.ensure_held(request.incident, budget)) is not None:
                 raise SlotLostError(f"the restart slot was lost: {refusal.message}")
 
     def _renew_if_due(self) -> bool:
@@ -233,25 +237,28 @@ class LeaseSlots(Slots):
     def read_stored_restarts(self) -> ReplicaRestarts:
         """Return the restarts of this replica that are stored in the Leases."""
         with self._lock:
-            found = self._merge_stored_restarts(self._read_leases())
-            self._last_stored = found
-            return found
+            restarts = self._merge_stored_restarts(self._read_leases())
+            self._last_stored = restarts
+            return restarts
 
     def store_restarts(self, budget: RestartBudget) -> None:
         """Store ``known_restarts`` in the Leases if they have changed without a slot."""
         with self._lock:
-            known = self.known_restarts
-            if known == self._last_stored:
+            restarts = self.known_restarts
+            if restarts == self._last_stored:
                 return
             for number, lease in enumerate(self._read_leases()):
-                kept = known if number == 0 else NO_RESTARTS
-                if lease_counts.read_replica_restarts(lease, self._replica_key) != kept:
+                restarts_to_store = restarts if number == 0 else NO_RESTARTS
+                if (
+                    lease_counts.read_replica_restarts(lease, self._replica_key)
+                    != restarts_to_store
+                ):
                     now = self._kube.estimate_server_time()
                     lease_counts.store_replica_restarts(
-                        lease, self._replica_key, kept, budget.window_s, now
+                        lease, self._replica_key, restarts_to_store, budget.window_s, now
                     )
                     self._kube.put(self._make_path(lease), lease)
-            self._last_stored = known
+            self._last_stored = restarts
 
     def _format_server_time(self) -> str:
         return format_rfc3339_micro(self._kube.estimate_server_time())
@@ -263,17 +270,17 @@ class LeaseSlots(Slots):
         return f"{self._path}/{lease['metadata']['name']}"
 
     def _merge_stored_restarts(self, leases: list[Object]) -> ReplicaRestarts:
-        found = NO_RESTARTS
+        restarts = NO_RESTARTS
         for lease in leases:
-            found = found.merge(lease_counts.read_replica_restarts(lease, self._replica_key))
-        return found
+            restarts = restarts.merge(lease_counts.read_replica_restarts(lease, self._replica_key))
+        return restarts
 
     def _check_budgets(
         self, leases: list[Object], budget: RestartBudget, counted_at: float | None
     ) -> Refusal | None:
         now, within = self._kube.estimate_server_time(), f"within {budget.window_s:.0f} s"
         counts = [
-            len(lease_counts.read_service_restarts(one, budget.window_s, now)) for one in leases
+            len(lease_counts.read_service_restarts(lease, budget.window_s, now)) for lease in leases
         ]
         limit = budget.count * len(leases)
         if sum(counts) >= limit:
@@ -297,8 +304,8 @@ class LeaseSlots(Slots):
 
     def _refuse_if_occupied(self, lease: Object) -> Refusal | None:
         name, spec, now = lease["metadata"]["name"], lease.get("spec") or {}, self._clock()
-        known, since = self._seen_specs.get(name, ({}, now))
-        if known != spec:
+        seen_spec, since = self._seen_specs.get(name, ({}, now))
+        if seen_spec != spec:
             # Others write the metadata, too, so only a change of the spec shows that the holder is
             # alive.
             self._seen_specs[name] = (spec, now)

@@ -52,14 +52,14 @@ class StandbyLease:
 
     def _run_once(self) -> float | None:
         self.renew_or_release()
-        _, wanted = self._wanted
-        idle = not wanted and self._leased_epoch is None
+        _, is_wanted = self._wanted
+        idle = not is_wanted and self._leased_epoch is None
         return None if idle else RENEW_INTERVAL_S
 
     def renew_or_release(self) -> None:
         """Renew the lease if a standby worker is wanted, or else release it."""
-        epoch, wanted = self._wanted
-        if not wanted:
+        epoch, is_wanted = self._wanted
+        if not is_wanted:
             if self._leased_epoch not in (None, epoch):
                 self._leased_epoch = None
                 self._log_change("the lease ended, because the engine is in another epoch")
@@ -68,15 +68,15 @@ class StandbyLease:
             if self._leased_epoch is None:
                 return
         try:
-            standby = self._engine.lease_standby(epoch, LEASE_DURATION_S if wanted else 0.0)
+            standby = self._engine.lease_standby(epoch, LEASE_DURATION_S if is_wanted else 0.0)
         except EngineError as error:
             self._log_change(
                 f"failed to lease the standby worker: {error}"
-                if wanted
+                if is_wanted
                 else f"failed to release the standby worker: {error}"
             )
             return
-        if wanted:
+        if is_wanted:
             self._leased_epoch = epoch
             self._expires_at = self._clock() + LEASE_DURATION_S
             self._log_change(_format_status(standby))

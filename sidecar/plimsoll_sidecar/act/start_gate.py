@@ -117,9 +117,9 @@ class EngineStartGate:
             self._late_suspicion = None
         held_s, uses = now - self._held_since, self._read_devices()
         if is_engine_answering or uses is None or all(use.is_free for use in uses):
-            known = uses is not None
+            is_known = uses is not None
             self._finish_hold(
-                question, GateOutcome.FREE if known else GateOutcome.UNKNOWN, held_s, now
+                question, GateOutcome.FREE if is_known else GateOutcome.UNKNOWN, held_s, now
             )
             self._late_suspicion = None
             return None
@@ -168,13 +168,13 @@ class EngineStartGate:
 
 def make_device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -> DeviceUse:
     """Return the use of the device ``name``. None as ``users`` means unknown."""
-    held = (
+    names = (
         [f"process {pid} ({_read_program_name(pid)})" for pid in users.processes] if users else []
     )
     if users is not None and users.mps_clients:
-        held.append(f"{users.mps_clients} MPS clients")
+        names.append(f"{users.mps_clients} MPS clients")
     unlisted = "another pod, or a process that has mapped the memory"
-    holders = ", ".join(held[:MAX_NAMED_HOLDERS]) or unlisted
+    holders = ", ".join(names[:MAX_NAMED_HOLDERS]) or unlisted
     return DeviceUse(name, memory.used, memory.total, holders)
 
 
@@ -188,13 +188,13 @@ def _format_use(use: DeviceUse) -> str:
 
 
 def _make_suspicion(uses: Sequence[DeviceUse], reason: str) -> Suspicion:
-    held = sum(use.used for use in uses if not use.is_free)
+    used_bytes = sum(use.used for use in uses if not use.is_free)
     return Suspicion(
         kind=IncidentKind.ORPHAN_DEVICE_MEMORY,
         segment=Segment.ORPHAN,
         confidence=1.0,
         consumed_ratio=1.0,
-        bytes=held,
+        bytes=used_bytes,
         over_budget=True,
         growing=False,
         evidence=[f"the engine waits to start: {reason}"],

@@ -263,18 +263,18 @@ def _create_tls_context(has_own_ca: bool) -> ssl.SSLContext:
 
 def _decode_object(method: str, path: str, answer: HttpResponse) -> Object:
     try:
-        found = decode(answer.body, Object)
+        decoded = decode(answer.body, Object)
     except MalformedError as error:
         raise UnexpectedResponseError(
             0, f"{method} {path} failed: the response is not a Kubernetes object: {error}"
         ) from error
-    if not isinstance(found.get("metadata"), dict):
+    if not isinstance(decoded.get("metadata"), dict):
         raise UnexpectedResponseError(
             0,
             f"{method} {path} failed: the response is not a Kubernetes object, because it "
             "has no metadata",
         )
-    return found
+    return decoded
 
 
 class _Status(msgspec.Struct):

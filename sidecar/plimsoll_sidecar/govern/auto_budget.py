@@ -122,7 +122,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             self.epoch, self.lows = epoch[:MAX_REVISION_CHARS], []
         if not self.hours or self.hours[-1].at != at:
             self.lows = [low for low in self.lows if at - HOURS_PER_DAY <= low[0] <= at]
-            self.hours = [one for one in self.hours if at - MAX_OBSERVED_H < one.at <= at]
+            self.hours = [hour for hour in self.hours if at - MAX_OBSERVED_H < hour.at <= at]
         grown = budget_state.unexplained if budget_state is not None else None
         if grown is None and not has_incident:
             return
@@ -158,14 +158,14 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
                 return False
             self.budget = self._compute_first_budget(budget)
         elif at > self.budget_at:
-            wanted = (
+            proposal = (
                 propose_budget(self, budget)
                 if sum_healthy_s(self.hours) >= auto.learning_s
                 else None
             )
             days = (at - self.budget_at) / HOURS_PER_DAY if self.budget_at else 0.0
-            if wanted is not None:
-                self.budget = compute_stepped_budget(self.budget, wanted, days)
+            if proposal is not None:
+                self.budget = compute_stepped_budget(self.budget, proposal, days)
         else:
             return False
         self.budget_at = at
@@ -185,8 +185,8 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         if self.inherited is not None and self.inherited.budget is not None:
             start = max(self.starts, default=self.inherited.start)
             return clamp_budget(self.inherited.budget, limit, start)
-        wanted = propose_budget(self, budget)
-        return compute_provisional_budget(limit) if wanted is None else wanted
+        proposal = propose_budget(self, budget)
+        return compute_provisional_budget(limit) if proposal is None else proposal
 
     def inherit(self, inherited: LearnedMemory | None) -> None:
         """Use what other replicas have learned, until this replica has a budget of its own."""
@@ -200,23 +200,23 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
 
     def list_healthy_hours(self) -> list[HourGrowth]:
         """Return the healthy hours. Inherited values count as one more hour."""
-        found = select_healthy_hours(self.hours)
+        hours = select_healthy_hours(self.hours)
         if self.inherited is not None and self.inherited.seen_s:
-            found.append(HourGrowth(0, float(self.inherited.seen_s), self.inherited.gains))
-        return found
+            hours.append(HourGrowth(0, float(self.inherited.seen_s), self.inherited.gains))
+        return hours
 
     def find_largest_size(self) -> int | None:
         """Return the largest size in healthy hours, in bytes; None if unknown."""
-        return max((one.most for one in select_healthy_hours(self.hours)), default=0) or None
+        return max((hour.most for hour in select_healthy_hours(self.hours)), default=0) or None
 
     def make_report(self, auto: AutoBudgets) -> LearnedMemory | None:
         """Return what other replicas may inherit; None before the first hour."""
         hours = self.list_healthy_hours()
-        seen_s = sum(one.seen_s for one in hours)
+        seen_s = sum(hour.seen_s for hour in hours)
         if not hours or not self.hours:
             return None
         first, second, third = (
-            compute_quantile(one.gains[i] for one in hours) or 0 for i in range(3)
+            compute_quantile(hour.gains[i] for hour in hours) or 0 for i in range(3)
         )
         return LearnedMemory(
             seen_s=min(int(seen_s), MAX_OBSERVED_S),
@@ -237,16 +237,16 @@ def find_lowest_growth(hourly_lows: Sequence[tuple[int, int]], first_hour: int) 
 
 def select_healthy_hours(hours: Sequence[HourGrowth]) -> list[HourGrowth]:
     """Return the observed hours that are more than a day away from any incident."""
-    struck = [one.at for one in hours if one.incident]
+    struck = [hour.at for hour in hours if hour.incident]
     return [
-        one for one in hours
-        if one.seen_s > 0 and all(abs(one.at - other) >= HOURS_PER_DAY for other in struck)
+        hour for hour in hours
+        if hour.seen_s > 0 and all(abs(hour.at - other) >= HOURS_PER_DAY for other in struck)
     ]  # fmt: skip
 
 
 def sum_healthy_s(hours: Sequence[HourGrowth]) -> float:
     """Return the observed seconds of all healthy hours."""
-    return sum(one.seen_s for one in select_healthy_hours(hours))
+    return sum(hour.seen_s for hour in select_healthy_hours(hours))
 
 
 def compute_quantile(growth_values: Iterable[int], quantile: float = GROWTH_QUANTILE) -> int | None:
@@ -262,28 +262,28 @@ def list_growth_within(hours: Iterable[HourGrowth], window_s: float) -> list[int
     """
     window_h = window_s / SECONDS_PER_HOUR
     index = next(
-        (i for i, most in enumerate(LEARNED_WINDOWS_H) if window_h <= most),
+        (i for i, learned_window_h in enumerate(LEARNED_WINDOWS_H) if window_h <= learned_window_h),
         len(LEARNED_WINDOWS_H) - 1,
     )
     days = max(1, math.ceil(window_h / LEARNED_WINDOWS_H[-1]))
-    return [one.gains[index] * days for one in hours]
+    return [hour.gains[index] * days for hour in hours]
 
 
 def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
     """Return the budget in bytes for the learned growth; None if no growth was learned yet."""
-    found = compute_quantile(list_growth_within(learned.list_healthy_hours(), budget.window_s))
-    if found is None:
+    quantile = compute_quantile(list_growth_within(learned.list_healthy_hours(), budget.window_s))
+    if quantile is None:
         return None
     start = max(learned.starts, default=learned.inherited.start if learned.inherited else 0)
-    return clamp_budget(int(BUDGET_FACTOR * found), learned.find_limit(budget), start)
+    return clamp_budget(int(BUDGET_FACTOR * quantile), learned.find_limit(budget), start)
 
 
 def clamp_budget(proposed_bytes: int, memory_limit: int | None, start_bytes: int) -> int:
     """Return the proposed budget within its minimum and maximum, in bytes."""
     if memory_limit is None:
         return max(proposed_bytes, MIN_BUDGET_BYTES)
-    most = max(1, int(MAX_SHARE_OF_HEADROOM * max(0, memory_limit - start_bytes)))
-    return min(max(proposed_bytes, int(MIN_SHARE_OF_LIMIT * memory_limit), 1), most)
+    max_bytes = max(1, int(MAX_SHARE_OF_HEADROOM * max(0, memory_limit - start_bytes)))
+    return min(max(proposed_bytes, int(MIN_SHARE_OF_LIMIT * memory_limit), 1), max_bytes)
 
 
 class BudgetsInForce(NamedTuple):
@@ -321,15 +321,15 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
     def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
         """Return the known memory needs of "host" and "device"."""
         return {
-            name: make_memory_needs(name, found, one.limit, ledger)
-            for name, one in (("host", self.host), ("device", self.device))
-            if (found := one.find_largest_size()) is not None
+            name: make_memory_needs(name, size, history.limit, ledger)
+            for name, history in (("host", self.host), ("device", self.device))
+            if (size := history.find_largest_size()) is not None
         }
 
     def is_missing_budget(self, memory: MemoryPolicy) -> bool:
         """Report whether at least one ``Auto`` budget has not been learned yet."""
         pairs = ((self.host, memory.host), (self.device, memory.device))
-        return any(b is not None and b.auto and one.budget is None for one, b in pairs)
+        return any(b is not None and b.auto and history.budget is None for history, b in pairs)
 
     def inherit(self, inherited: LearnedWorkload | None) -> None:
         """Use what other replicas have learned; None if nothing is known."""
@@ -339,8 +339,8 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
 
     def make_reports(self, auto: AutoBudgets) -> dict[str, LearnedMemory]:
         """Return what other replicas may inherit, for "host" and "device"."""
-        found = {"host": self.host.make_report(auto), "device": self.device.make_report(auto)}
-        return {name: one for name, one in found.items() if one is not None}
+        reports = {"host": self.host.make_report(auto), "device": self.device.make_report(auto)}
+        return {name: report for name, report in reports.items() if report is not None}
 
     def update_budgets(self, now: float, memory: MemoryPolicy) -> bool:
         """Update the ``Auto`` budgets, and report whether any may have changed."""
@@ -356,11 +356,11 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
     ) -> BudgetsInForce | None:
         """Update the ``Auto`` budgets. Return the budgets in force; None if they did not change."""
         self.update_budgets(now, memory)
-        found = self.resolve_budgets(memory)
-        same = found.learning == previous.learning and not has_budget_changed(
-            previous.memory, found.memory
+        budgets = self.resolve_budgets(memory)
+        same = budgets.learning == previous.learning and not has_budget_changed(
+            previous.memory, budgets.memory
         )
-        return None if same else found
+        return None if same else budgets
 
     def resolve_budgets(self, memory: MemoryPolicy) -> BudgetsInForce:
         """Return the budgets in force, with a size for each ``Auto`` budget."""

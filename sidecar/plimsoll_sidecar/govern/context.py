@@ -187,8 +187,8 @@ class TurnContext:
     def get_growth_bytes(self, incident: Incident) -> int:
         """Return the unexplained growth, or that of the last suspicion if unknown."""
         budget = incident.get_budget_state(self.assessment)
-        known = budget.unexplained if budget else None
-        return incident.growth_bytes if known is None else known
+        unexplained = budget.unexplained if budget else None
+        return incident.growth_bytes if unexplained is None else unexplained
 
 
 LEARNING_MESSAGE = "growthBudget is Auto, and the usual growth of this service is not learned yet"

@@ -42,7 +42,7 @@ class LastHealthyState(msgspec.Struct, frozen=True):
     def update(self, engine: EngineView, assessment: Assessment, now: float) -> LastHealthyState:
         """Return the state after a new sample."""
         oom_killed = self.oom_killed or any(
-            one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
+            suspicion.kind is IncidentKind.OUT_OF_MEMORY_KILL for suspicion in assessment.suspicions
         )
         ending = self.ending or engine.state in ENDING_STATES
         flagged = msgspec.structs.replace(self, oom_killed=oom_killed, ending=ending)
@@ -71,14 +71,16 @@ def make_crash_record(
     memory in bytes; None if unknown.
     """
     engine = get_process_epoch(last_state.epoch) != get_process_epoch(view.epoch or "")
-    lost = [one for one in last_state.processes if one not in view.processes]
+    lost = [process for process in last_state.processes if process not in view.processes]
     process = _find_ended_process(
         last_state.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER
     )
-    what = "the engine ended unexpectedly" if engine else "the engine's worker ended unexpectedly"
+    summary = (
+        "the engine ended unexpectedly" if engine else "the engine's worker ended unexpectedly"
+    )
     if last_state.ending:
-        what = "the engine received a signal to stop, for example after a failed probe"
-    names = ", ".join(f"{one.role} (PID {one.pid})" for one in lost) or "unknown"
+        summary = "the engine received a signal to stop, for example after a failed probe"
+    names = ", ".join(f"{process.role} (PID {process.pid})" for process in lost) or "unknown"
     evidence = [
         f"the epoch changed from {last_state.epoch} to {view.epoch}, but no restart was requested",
         f"processes that ended: {names}",
@@ -108,13 +110,13 @@ def make_crash_record(
         ],
         ended_at=now,
         reason=Reason.CONTAINER_RESTARTED if engine else Reason.WORKER_RESTARTED,
-        message=what,
+        message=summary,
     )
 
 
 def _find_ended_process(processes: Sequence[EngineProcess], role: Role) -> str:
     # The processes of external engines have names instead of roles.
-    names = [one.role for one in processes]
+    names = [process.role for process in processes]
     return role.value if role in names or not names else names[0]
 
 

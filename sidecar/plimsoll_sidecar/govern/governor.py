@@ -129,7 +129,9 @@ class Governor:
 
     def should_prepare_standby(self, engine: EngineView) -> bool:
         """Report whether the worker may be restarted soon, so that a standby worker is needed."""
-        acted_on = [one for one in self.state.incidents if one.kind not in self.learning]
+        acted_on = [
+            incident for incident in self.state.incidents if incident.kind not in self.learning
+        ]
         return should_prepare_standby(acted_on, self.policy, engine, self.state.exhausted)
 
     def count_restarts_left(self, now: float) -> int:
@@ -155,7 +157,9 @@ class Governor:
 
     def list_growing_kinds(self) -> frozenset[IncidentKind]:
         """Return the kinds with a confirmed open incident, or in a cooldown."""
-        confirmed = {one.kind for one in self.state.incidents if one.confirmed_at is not None}
+        confirmed = {
+            incident.kind for incident in self.state.incidents if incident.confirmed_at is not None
+        }
         return frozenset(confirmed | self.state.cooldowns.keys())
 
     def copy_restarts(self) -> ReplicaRestarts:
@@ -165,8 +169,8 @@ class Governor:
 
     def merge_restarts(self, stored: ReplicaRestarts) -> int:
         """Add restarts from outside the journal, and return the number of new ones."""
-        known = {restart.at for restart in self.state.restarts}
-        lacking = [at for at in stored.at if at not in known]
+        known_times = {restart.at for restart in self.state.restarts}
+        lacking = [at for at in stored.at if at not in known_times]
         joined = [Restart(at=at, epoch=f"{LEASE_EPOCH_PLACEHOLDER}:{at!r}") for at in lacking]
         joined = sorted([*self.state.restarts, *joined], key=lambda restart: restart.at)
         self.state.restarts = joined[-restart_budget.MAX_STORED_RESTARTS :]
@@ -243,7 +247,8 @@ class Governor:
         if pending is not None and _is_restart(pending) and pending.epoch == ended_epoch:
             return
         if any(
-            one.fenced_epoch == ended_epoch and one.is_disrupting for one in self.state.incidents
+            incident.fenced_epoch == ended_epoch and incident.is_disrupting
+            for incident in self.state.incidents
         ):
             return
         limit = self.memory.host.limit_bytes if self.memory.host else None
@@ -272,8 +277,8 @@ class Governor:
         recycle = find_recycle_suspicion(context, self._measure_idle_s(context))
         planned = [] if recycle is None else [recycle]
         for suspicion in [*context.assessment.suspicions, *planned]:
-            known = worst.get(suspicion.kind)
-            if known is None or _make_severity_key(suspicion) > _make_severity_key(known):
+            previous = worst.get(suspicion.kind)
+            if previous is None or _make_severity_key(suspicion) > _make_severity_key(previous):
                 worst[suspicion.kind] = suspicion
         context.suspicions = worst
         for incident in self.state.incidents:
@@ -329,7 +334,7 @@ class Governor:
     def _release_slot(self, context: TurnContext) -> None:
         holder = self.state.slot_holder
         if holder is None or any(
-            one.name == holder and one.needs_slot for one in self.state.incidents
+            incident.name == holder and incident.needs_slot for incident in self.state.incidents
         ):
             return
         epoch_at = self.state.epoch_at

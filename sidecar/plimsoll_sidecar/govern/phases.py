@@ -167,8 +167,8 @@ def handle_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     """Request a restart slot until one is acquired, and then start the rung."""
     if end_if_not_suspected(context, incident):
         return
-    wanted = ladder.choose_next_rung(incident, context.policy, context.engine)
-    if context.explain_why_observing(incident) is not None or incident.rung != wanted:
+    rung = ladder.choose_next_rung(incident, context.policy, context.engine)
+    if context.explain_why_observing(incident) is not None or incident.rung != rung:
         context.enter_phase(incident, IncidentPhase.CONFIRMED)
     elif defer_if_manually_drained(context, incident):
         return

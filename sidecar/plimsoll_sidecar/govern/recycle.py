@@ -17,29 +17,29 @@ def find_recycle_suspicion(context: TurnContext, idle_s: float) -> Suspicion | N
 
     ``idle_s`` is the time in seconds for which the engine has had no request.
     """
-    wanted, engine, state = context.policy.recycle, context.engine, context.state
-    if wanted is None or state.epoch_at is None or engine.state is not EngineState.SERVING:
+    policy, engine, state = context.policy.recycle, context.engine, context.state
+    if policy is None or state.epoch_at is None or engine.state is not EngineState.SERVING:
         return None
-    troubled = any(one.kind is not IncidentKind.RECYCLE for one in state.incidents)
+    troubled = any(incident.kind is not IncidentKind.RECYCLE for incident in state.incidents)
     if troubled or engine.manually_drained or is_restart_budget_spent(context):
         return None
     age_s = context.now - state.epoch_at
-    if age_s < wanted.max_age_s or idle_s < (wanted.when_idle_for_s or 0.0):
+    if age_s < policy.max_age_s or idle_s < (policy.when_idle_for_s or 0.0):
         return None
-    window = wanted.window or context.policy.maintenance_window
+    window = policy.window or context.policy.maintenance_window
     if window is not None and window.compute_seconds_until_open(context.now):
         return None
     evidence = [
-        f"the engine has run for longer than recycle.maxAge ({format_duration(wanted.max_age_s)})"
+        f"the engine has run for longer than recycle.maxAge ({format_duration(policy.max_age_s)})"
     ]
-    if wanted.when_idle_for_s is not None:
-        idle = format_duration(wanted.when_idle_for_s)
+    if policy.when_idle_for_s is not None:
+        idle = format_duration(policy.when_idle_for_s)
         evidence.append(f"the engine has had no request for at least {idle} (recycle.whenIdleFor)")
     return Suspicion(
         kind=IncidentKind.RECYCLE,
         segment=None,
         confidence=1.0,
-        consumed_ratio=age_s / wanted.max_age_s,
+        consumed_ratio=age_s / policy.max_age_s,
         over_budget=True,
         growing=False,
         evidence=evidence,

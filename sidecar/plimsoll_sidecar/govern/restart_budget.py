@@ -61,14 +61,14 @@ def count_remaining_restarts(restarts: list[Restart], budget: RestartBudget, now
 
 def record_restart(restarts: list[Restart], restart: Restart, budget: RestartBudget) -> None:
     """Add a restart, unless its epoch has one, and remove restarts before the window."""
-    if any(known.epoch == restart.epoch for known in restarts):
+    if any(previous.epoch == restart.epoch for previous in restarts):
         return
     restarts.append(restart)
-    restarts[:] = [known for known in restarts if restart.at - known.at < budget.window_s][
+    restarts[:] = [previous for previous in restarts if restart.at - previous.at < budget.window_s][
         -MAX_STORED_RESTARTS:
     ]
 
 
 def withdraw_restart(restarts: list[Restart], epoch: str) -> None:
     """Remove the restart of ``epoch``, which was refused or not started."""
-    restarts[:] = [known for known in restarts if known.epoch != epoch]
+    restarts[:] = [restart for restart in restarts if restart.epoch != epoch]

@@ -84,8 +84,8 @@ def _judge_by_bytes(incident: Incident, unexplained: int, noise: float, now: flo
     assert incident.before_bytes is not None and incident.baseline_bytes is not None  # noqa: PT018
     if incident.warm_at is None:
         incident.warm_at = now
-    least = incident.least_bytes
-    incident.least_bytes = unexplained if least is None else min(least, unexplained)
+    lowest_bytes = incident.least_bytes
+    incident.least_bytes = unexplained if lowest_bytes is None else min(lowest_bytes, unexplained)
     growth = max(incident.before_bytes - incident.baseline_bytes, 1)
     returned = incident.before_bytes - incident.least_bytes
     incident.returned_bytes = max(returned, 0)
@@ -166,7 +166,7 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
         seen = self.host if kind is IncidentKind.HOST_GROWTH else self.device
         if len(seen) < 2:
             return PRIOR_NOISE_SHARE_OF_BASELINE * base
-        observed_range = max(one.least for one in seen) - min(one.base for one in seen)
+        observed_range = max(start.least for start in seen) - min(start.base for start in seen)
         learned = observed_range * len(seen) / (len(seen) - 1)
         return min(
             max(learned, MIN_NOISE_SHARE_OF_BASELINE * base), MAX_NOISE_SHARE_OF_BASELINE * base

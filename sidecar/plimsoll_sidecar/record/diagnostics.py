@@ -116,20 +116,20 @@ class DiagnosticsWriter:
         time.sleep(STACKS_WAIT_S)
 
     def _copy_stacks(self, folder: Path) -> list[Path]:
-        found: list[Path] = []
+        copies: list[Path] = []
         stacks = self._run_dir / "stacks"
         try:  # the engine can put any number of files here
             names = list_entry_names(stacks, MAX_LISTED_NAMES)
         except OSError:
-            return found
+            return copies
         for source in [stacks / name for name in sorted(names)[:MAX_FILES_PER_KIND]]:
             target = folder / f"stacks-{source.name}"
             try:
                 if _copy_file(source, target):
-                    found.append(target)
+                    copies.append(target)
             except OSError as error:
                 log.info("failed to copy stacks from %s: %s", source, error.strerror)
-        return found
+        return copies
 
     def _delete_oldest_incidents(self, kept_folder: Path) -> None:
         folders = sorted(

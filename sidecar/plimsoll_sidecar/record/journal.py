@@ -123,11 +123,11 @@ class Journal:
         Raises :class:`JournalError`.
         """
         try:
-            found = self._db.execute("SELECT key, body, checksum FROM state").fetchall()
+            rows = self._db.execute("SELECT key, body, checksum FROM state").fetchall()
         except SQLITE_ERRORS as error:
             raise self._make_read_error(error) from error
         state, engine = GovernorState(), LastKnownEngine()
-        for key, body, checksum in found:
+        for key, body, checksum in rows:
             try:
                 if key == b"governor":
                     state = storage.decode_row(body, checksum, GovernorState)
@@ -194,15 +194,15 @@ class Journal:
 
         At most :data:`MAX_INCIDENTS_PER_READ` incidents are returned.
         """
-        found = self._select_incidents(
+        incidents = self._select_incidents(
             "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_INCIDENTS_PER_READ,)
         )
-        return found[::-1]
+        return incidents[::-1]
 
     def read_recent(self, max_incidents: int) -> list[Incident]:
         """Return at most ``max_incidents`` of the newest incidents, newest first."""
-        found = self._select_incidents("1 ORDER BY opened_at DESC LIMIT ?", (max_incidents,))
-        return [incident for _, incident in found]
+        incidents = self._select_incidents("1 ORDER BY opened_at DESC LIMIT ?", (max_incidents,))
+        return [incident for _, incident in incidents]
 
     def mark_published(self, name: str, revision: int) -> None:
         """Store that the revision of the incident was published. Raises :class:`JournalError`."""
@@ -259,14 +259,14 @@ class Journal:
         self, condition: str, values: tuple[int, ...]
     ) -> list[tuple[int, Incident]]:
         try:
-            found = self._db.execute(
+            rows = self._db.execute(
                 f"SELECT name, revision, body, checksum FROM incidents WHERE {condition}",  # noqa: S608 - our own text
                 values,
             ).fetchall()
         except SQLITE_ERRORS as error:
             raise self._make_read_error(error) from error
         read = []
-        for name, revision, body, checksum in found:
+        for name, revision, body, checksum in rows:
             try:
                 incident = storage.decode_row(body, checksum, Incident)
                 if incident.name.encode() != name or not isinstance(revision, int):
@@ -290,10 +290,10 @@ class Journal:
         if name in self._unreadable:
             return
         self._on_damage(DAMAGED_ROW)
-        what = f"{table}-{name.decode(errors='replace')}"
+        row_name = f"{table}-{name.decode(errors='replace')}"
         data = body if isinstance(body, bytes) else repr(body).encode()
         try:
-            kept = self._damaged_parts.store(f"{what}.json", data)
+            file = self._damaged_parts.store(f"{row_name}.json", data)
             with self._db:
                 self._db.execute(
                     f"DELETE FROM {table} WHERE CAST({column} AS BLOB)"  # noqa: S608 - our own text
@@ -304,34 +304,34 @@ class Journal:
             self._unreadable.add(name)
             log.error(
                 "skipped row %s of the journal %s, because the row is damaged: %s",
-                what,
+                row_name,
                 self.path,
                 damage,
             )
             log.warning(
                 "cannot move the damaged row %s of the journal to the folder '%s', so the "
                 "row stays in the journal: %s",
-                what,
+                row_name,
                 SET_ASIDE_FOLDER,
                 error,
             )
         else:
             log.error(
                 "moved row %s of the journal %s to %s, because the row is damaged: %s",
-                what,
+                row_name,
                 self.path,
-                kept,
+                file,
                 damage,
             )
 
     def _replace_file(self, cause: Exception) -> sqlite3.Connection:
         try:
             if _read_file_bytes(self.path):
-                kept = self._damaged_parts.move_file(self.path, ("-wal",))
+                file = self._damaged_parts.move_file(self.path, ("-wal",))
                 log.error(
                     "moved the journal %s to %s, because the journal is damaged: %s",
                     self.path,
-                    kept,
+                    file,
                     cause,
                 )
                 self._on_damage(DAMAGED_FILE)
@@ -384,10 +384,10 @@ def _is_damage_error(error: Exception) -> bool:
 def _read_inode(path: Path) -> int | None:
     # An empty file counts as missing.
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino if found.st_size else None
+    return status.st_ino if status.st_size else None
 
 
 def _read_file_bytes(path: Path) -> int:

@@ -114,10 +114,10 @@ class JournalManager:
     def add_unwritten(self, state: GovernorState, incidents: Iterable[Incident]) -> None:
         """Add incidents from before the journal was read, except kinds that ``state`` has."""
         kinds = {incident.kind for incident in state.incidents}
-        newer = [incident for incident in incidents if incident.kind not in kinds]
-        state.incidents.extend(newer)
+        added_incidents = [incident for incident in incidents if incident.kind not in kinds]
+        state.incidents.extend(added_incidents)
         ended = [incident for incident in self.unwritten.values() if incident.ended]
-        self.unwritten = {incident.name: incident for incident in (*ended, *newer)}
+        self.unwritten = {incident.name: incident for incident in (*ended, *added_incidents)}
 
     def write(self, state: GovernorState, clock: ClockReading, is_last: bool = False) -> bool:
         """Write the state and the changed incidents, and report whether the write succeeded.

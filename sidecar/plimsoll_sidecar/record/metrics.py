@@ -253,9 +253,11 @@ class Metrics:
         for kind in sorted(set(IncidentKind) - OPERATOR_ONLY_KINDS):
             self._counters["incidents"].labels(kind.value)
         for action in sorted(REMEDIATION_STEPS):
-            asked = action == Action.POD_REPLACE
+            is_only_requested = action == Action.POD_REPLACE
             ends = (
-                (StepOutcome.REQUESTED,) if asked else (StepOutcome.SUCCEEDED, StepOutcome.FAILED)
+                (StepOutcome.REQUESTED,)
+                if is_only_requested
+                else (StepOutcome.SUCCEEDED, StepOutcome.FAILED)
             )
             for outcome in ends:
                 self._counters["remediations"].labels(action, outcome.value)
@@ -285,10 +287,14 @@ class Metrics:
         """Export the learned growth and the memory needs of ``host`` and ``device``."""
         gains = {}
         for kind in ("host", "device"):
-            one = learned.get(kind)
-            self._set_or_remove("memory_learned_seconds", kind, one.seen_s if one else None)
-            self._set_or_remove("memory_learned_start_bytes", kind, one.start if one else None)
-            self._set_or_remove("memory_learned_budget_bytes", kind, one.budget if one else None)
+            history = learned.get(kind)
+            self._set_or_remove("memory_learned_seconds", kind, history.seen_s if history else None)
+            self._set_or_remove(
+                "memory_learned_start_bytes", kind, history.start if history else None
+            )
+            self._set_or_remove(
+                "memory_learned_budget_bytes", kind, history.budget if history else None
+            )
             need = needs.get(kind)
             self._set_or_remove("memory_needed_bytes", kind, need.level if need else None)
             self._set_or_remove("memory_declared_bytes", kind, need.pools if need else None)
@@ -296,7 +302,9 @@ class Metrics:
                 "memory_declared_unfilled_bytes", kind, need.unfilled if need else None
             )
             self._set_or_remove("memory_limit_bytes", kind, need.limit if need else None)
-            for hours, gain in zip(LEARNED_WINDOWS_H, one.gains if one else (), strict=False):
+            for hours, gain in zip(
+                LEARNED_WINDOWS_H, history.gains if history else (), strict=False
+            ):
                 gains[kind, f"{hours}h"] = gain
         self._learned = _replace_series(
             self._gauges["memory_learned_growth_bytes"], gains, self._learned
@@ -365,9 +373,9 @@ class Metrics:
 
     def export_missing_signals(self, signals: Mapping[str, Signal]) -> None:
         """Export the reason for each signal that the newest sample lacks."""
-        found = {(name, one.reason): 1.0 for name, one in signals.items() if not one.ok}
+        values = {(name, signal.reason): 1.0 for name, signal in signals.items() if not signal.ok}
         self._missing = _replace_series(
-            self._gauges["supervisor_signal_missing"], found, self._missing
+            self._gauges["supervisor_signal_missing"], values, self._missing
         )
 
     def export_open_files(self, files: OpenFiles | None) -> None:
@@ -509,8 +517,8 @@ class Metrics:
 def _choose_larger_growth(
     device: BudgetState | None, reserved: BudgetState | None
 ) -> BudgetState | None:
-    known = [one for one in (device, reserved) if one is not None]
-    return max(known, key=lambda one: one.unexplained or 0, default=None)
+    states = [state for state in (device, reserved) if state is not None]
+    return max(states, key=lambda state: state.unexplained or 0, default=None)
 
 
 def _replace_series(

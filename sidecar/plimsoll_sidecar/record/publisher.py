@@ -114,10 +114,10 @@ class Publisher:
 
     def take_acknowledged(self) -> list[tuple[str, int]]:
         """Return the incidents that were published since the last call, with their revisions."""
-        found = []
+        acknowledged = []
         while not self._acknowledged.empty():
-            found.append(self._acknowledged.get_nowait())
-        return found
+            acknowledged.append(self._acknowledged.get_nowait())
+        return acknowledged
 
     @property
     def num_unpublished(self) -> int:
@@ -142,29 +142,33 @@ class Publisher:
     def publish(self, incident: Incident) -> None:
         """Write the LeakIncident object, its status and an Event. Raises KubeError."""
         namespace = self._service.namespace
-        known = self._written.get(incident.name) or self._find_or_create(incident)
+        published_object = self._written.get(incident.name) or self._find_or_create(incident)
         if (
-            known.revision >= MAX_STATUS_WRITES
+            published_object.revision >= MAX_STATUS_WRITES
         ):  # another client with this pod's token also wrote it
             log.error(
                 "cannot update LeakIncident %s, because its status has been written %d "
                 "times, which is the maximum; the operator will close the incident",
-                known.name,
+                published_object.name,
                 MAX_STATUS_WRITES,
             )
             return
-        self._written[incident.name] = known
-        revision = known.revision + 1
-        status = make_status_object(incident, known.name, self._service, revision, known.generation)
+        self._written[incident.name] = published_object
+        revision = published_object.revision + 1
+        status = make_status_object(
+            incident, published_object.name, self._service, revision, published_object.generation
+        )
         try:
-            self._kube.apply(make_path(namespace, known.name, "status"), status)
+            self._kube.apply(make_path(namespace, published_object.name, "status"), status)
         except KubeError:
             # The object was deleted, or was written without a response. It must be read again.
             del self._written[incident.name]
             raise
-        known = known._replace(revision=revision, phase=incident.phase.value, at=time.monotonic())
-        self._written[incident.name] = known
-        self._create_event(incident, known)
+        published_object = published_object._replace(
+            revision=revision, phase=incident.phase.value, at=time.monotonic()
+        )
+        self._written[incident.name] = published_object
+        self._create_event(incident, published_object)
         if incident.ended:
             del self._written[incident.name]
 
@@ -173,12 +177,12 @@ class Publisher:
         namespace = self._service.namespace
         for name in list_object_names(incident, self._pod):
             try:
-                found = self._kube.get(make_path(namespace, name))
+                stored_object = self._kube.get(make_path(namespace, name))
             except NotFoundError:
                 body = make_object(incident, name, self._service, self._pod, self._container)
-                found = self._kube.create(make_path(namespace, ""), body)
-            if found["spec"].get("id") == incident.name:
-                status, meta = found.get("status") or {}, found["metadata"]
+                stored_object = self._kube.create(make_path(namespace, ""), body)
+            if stored_object["spec"].get("id") == incident.name:
+                status, meta = stored_object.get("status") or {}, stored_object["metadata"]
                 return PublishedObject(
                     name, meta["uid"], meta.get("generation", 1),
                     status.get("revision", 0), status.get("phase"),

@@ -98,27 +98,27 @@ class StateServer:
         refused = self._hosts.explain_refusal(request.host)
         if refused is not None:
             return 403, web.TEXT_CONTENT_TYPE, f"{refused}\n".encode()
-        found = self._pages.get(request.path)
-        if found is None:
+        page = self._pages.get(request.path)
+        if page is None:
             return (
                 404,
                 web.TEXT_CONTENT_TYPE,
                 f"path not found: this server serves only {', '.join(self._pages)}\n".encode(),
             )
-        content, make = found
+        content, make = page
         return 200, content, make()
 
 
 def make_cached_renderer(render: Callable[[], bytes]) -> Callable[[], bytes]:
     """Return a function that caches the result of ``render``. It is not thread-safe."""
-    made, at = b"", float("-inf")
+    content, at = b"", float("-inf")
 
     def get() -> bytes:
-        nonlocal made, at
+        nonlocal content, at
         if time.monotonic() - at >= PAGE_CACHE_TTL_S:
-            made = render()
+            content = render()
             at = time.monotonic()
-        return made
+        return content
 
     return get
 
@@ -178,5 +178,5 @@ def read_cluster_domains(file: Path = RESOLV_CONF) -> list[str]:
         lines = file.read_bytes().decode(errors="replace").splitlines()
     except OSError:
         return []
-    found = [word for line in lines if line.startswith("search") for word in line.split()[1:]]
-    return [word.removeprefix("svc.") for word in found if word.startswith("svc.")]
+    words = [word for line in lines if line.startswith("search") for word in line.split()[1:]]
+    return [word.removeprefix("svc.") for word in words if word.startswith("svc.")]

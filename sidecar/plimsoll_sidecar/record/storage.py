@@ -102,15 +102,15 @@ def _has_valid_numbers(value: object) -> bool:
 
 def _collect_times(value: Row) -> list[float | None]:
     if isinstance(value, GovernorState):
-        found: list[float | None] = [restart.at for restart in value.restarts]
-        found += [cooldown.until for cooldown in value.cooldowns.values()]
-        return found + [time for incident in value.incidents for time in _collect_times(incident)]
+        times: list[float | None] = [restart.at for restart in value.restarts]
+        times += [cooldown.until for cooldown in value.cooldowns.values()]
+        return times + [time for incident in value.incidents for time in _collect_times(incident)]
     if isinstance(value, Incident):
-        found = [value.opened_at, value.phase_since, value.confirmed_at, value.ended_at]
-        found += [value.warm_at, value.retry_at]
-        return found + [t for step in value.timeline for t in (step.time, step.finished_at)]
+        times = [value.opened_at, value.phase_since, value.confirmed_at, value.ended_at]
+        times += [value.warm_at, value.retry_at]
+        return times + [t for step in value.timeline for t in (step.time, step.finished_at)]
     if isinstance(value, LearnedBudgets):
-        return [one.seen_at for one in (value.host, value.device)]
+        return [history.seen_at for history in (value.host, value.device)]
     return [value.time] if isinstance(value, ClockReading) else []
 
 
@@ -161,7 +161,7 @@ class DamagedParts:
 
     def _make_next_path(self, name: str) -> Path:
         self.folder.mkdir(exist_ok=True)
-        numbers = [int(known[:4]) for known in self.list_names() if known[:4].isdigit()]
+        numbers = [int(file_name[:4]) for file_name in self.list_names() if file_name[:4].isdigit()]
         number = max(numbers, default=0) + 1
         return self.folder / f"{number % 10_000:04d}-{_UNSAFE.sub('_', name)[:120]}"
 
@@ -223,8 +223,8 @@ class RestartCopy:
             spent = decoding.decode(self._path.read_bytes(), StoredRestarts)
         except (OSError, decoding.MalformedError):
             return 0  # the next write of the state repairs the file
-        known = {restart.epoch for restart in state.restarts}
-        lacking = [restart for restart in spent.restarts if restart.epoch not in known]
+        known_epochs = {restart.epoch for restart in state.restarts}
+        lacking = [restart for restart in spent.restarts if restart.epoch not in known_epochs]
         state.restarts = sorted([*state.restarts, *lacking], key=lambda restart: restart.at)
         state.exhausted = state.exhausted or spent.exhausted
         return len(lacking)

@@ -85,18 +85,18 @@ class Cgroup:
         self.version = version
         ancestors = folder.parents if root is not None and folder.is_relative_to(root) else ()
         self._ancestors = [
-            one for one in ancestors if root is not None and one.is_relative_to(root)
+            ancestor for ancestor in ancestors if root is not None and ancestor.is_relative_to(root)
         ]
 
     @classmethod
     def find_for_process(cls, pid: int) -> Cgroup | None:
         """Return the cgroup of a process; None if its memory is unknown."""
-        theirs, ours = find_memory_group(pid), find_memory_group(os.getpid())
-        if theirs is None:
+        engine_group, own_group = find_memory_group(pid), find_memory_group(os.getpid())
+        if engine_group is None:
             return None
-        version, path = theirs
+        version, path = engine_group
         in_container = _has_other_root(pid)
-        if in_container is None or (not in_container and theirs == ours):
+        if in_container is None or (not in_container and engine_group == own_group):
             return None
         root = Path(f"/proc/{pid}/root{CGROUP_ROOT}") if in_container else CGROUP_ROOT
         if version == 1:
@@ -111,28 +111,33 @@ class Cgroup:
         """Return the present memory of the cgroup. Values that cannot be read are None."""
         if self.version == 1:
             return _read_v1(self.folder)  # memory.stat has the lowest limit of all ancestors
-        found = _read_v2(self.folder)
-        limits = [found.limit, *(_read_number(one / "memory.max") for one in self._ancestors)]
-        return msgspec.structs.replace(found, limit=_find_min_of_known(limits))
+        memory = _read_v2(self.folder)
+        limits = [
+            memory.limit,
+            *(_read_number(ancestor / "memory.max") for ancestor in self._ancestors),
+        ]
+        return msgspec.structs.replace(memory, limit=_find_min_of_known(limits))
 
 
 def _has_other_processes(folder: Path, pid: int) -> bool:
     # Shells that started the process tree do not count.
-    members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
+    members = {int(word) for word in _read_text(folder / "cgroup.procs").split() if word.isdigit()}
     tree = read_parent_pids()
     others = members - {pid} - find_descendants({pid}, tree)
     shells = {
-        one for one in iterate_ancestors(pid, tree) if read_command_name(one) in WRAPPER_PROGRAMS
+        ancestor
+        for ancestor in iterate_ancestors(pid, tree)
+        if read_command_name(ancestor) in WRAPPER_PROGRAMS
     }
     return not members or not others <= shells
 
 
 def _has_other_root(pid: int) -> bool | None:
     try:
-        theirs, ours = os.stat(f"/proc/{pid}/root/"), os.stat("/")
+        engine_root, own_root = os.stat(f"/proc/{pid}/root/"), os.stat("/")
     except OSError:
         return None
-    return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
+    return (engine_root.st_dev, engine_root.st_ino) != (own_root.st_dev, own_root.st_ino)
 
 
 def _read_v2(folder: Path) -> CgroupMemory:
@@ -147,10 +152,12 @@ def _read_v2(folder: Path) -> CgroupMemory:
         stat.get("shmem"),
     )
     parts = ("slab", "kernel_stack", "pagetables", "percpu")
-    kernel = stat.get("kernel", _sum_known(stat.get(one) for one in parts))  # since Linux 5.18
+    kernel = stat.get("kernel", _sum_known(stat.get(part) for part in parts))  # since Linux 5.18
     freed = stat.get("slab_reclaimable")
     # Only some mount options charge hugetlb pages to the group.
-    known = _sum_known((stat.get("anon"), cache, kernel, stat.get("sock"), stat.get("hugetlb", 0)))
+    known_bytes = _sum_known(
+        (stat.get("anon"), cache, kernel, stat.get("sock"), stat.get("hugetlb", 0))
+    )
     return CgroupMemory(
         current=current,
         anon=stat.get("anon"),
@@ -159,7 +166,7 @@ def _read_v2(folder: Path) -> CgroupMemory:
         slab=stat.get("slab"),
         kernel=_compute_difference(kernel, freed),
         sock=stat.get("sock"),
-        other=_compute_difference(current, known),
+        other=_compute_difference(current, known_bytes),
         reclaimable=_sum_known((stat.get("active_file"), stat.get("inactive_file"), freed)),
         # A page that was read back keeps its swap slot, so it counts in both.
         swap=_compute_difference(
@@ -215,12 +222,12 @@ def _read_number(path: Path) -> int | None:
 
 
 def _sum_known(parts: Iterable[int | None]) -> int | None:
-    known = list(parts)
-    return None if None in known else sum(one for one in known if one is not None)
+    values = list(parts)
+    return None if None in values else sum(value for value in values if value is not None)
 
 
 def _find_min_of_known(limits: Iterable[int | None]) -> int | None:
-    return min((one for one in limits if one is not None), default=None)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _compute_difference(total: int | None, subtracted: int | None) -> int | None:
@@ -238,10 +245,10 @@ def _read_number_table(path: Path) -> dict[str, int]:
 
 
 def _read_pressure(path: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for line in _read_text(path).splitlines():
         share, _, values = line.partition(" ")
         total = parse_whole_number(values.rpartition("total=")[2])
         if total is not None:
-            found[share] = total / 1e6
-    return found
+            totals[share] = total / 1e6
+    return totals

@@ -96,8 +96,8 @@ def select_available_sources(
     nvml: DeviceSource, dcgm: DeviceSource | None, amd: DeviceSource | None
 ) -> dict[str, DeviceSource]:
     """Return the sources that exist, by name, in order of preference."""
-    found = {"nvml": nvml, "dcgm": dcgm, "amd": amd}
-    return {name: source for name, source in found.items() if source is not None}
+    sources = {"nvml": nvml, "dcgm": dcgm, "amd": amd}
+    return {name: source for name, source in sources.items() if source is not None}
 
 
 def list_assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
@@ -113,9 +113,9 @@ def explain_unused_sources(
     sources: Mapping[str, DeviceSource], used_source: str | None, devices: list[str]
 ) -> list[str]:
     """Return the reason why each source except ``used_source`` provides no data."""
-    found: list[str] = []
+    reasons: list[str] = []
     if not devices and used_source is None:
-        found.append(
+        reasons.append(
             "no environment variable, open file, resource claim or exporter names a device of the"
             " engine"
         )
@@ -124,16 +124,18 @@ def explain_unused_sources(
         if name == used_source:
             continue
         if source is None:
-            found.append(f"{name}: {NOT_CONFIGURED_MESSAGES.get(name, 'the source was not tried')}")
+            reasons.append(
+                f"{name}: {NOT_CONFIGURED_MESSAGES.get(name, 'the source was not tried')}"
+            )
             continue
         unknown = [device for device in devices if source.read_memory(device) is None]
         if source.error is not None:
-            found.append(f"{name}: {source.error}")
+            reasons.append(f"{name}: {source.error}")
         elif unknown:
-            found.append(
+            reasons.append(
                 f"{name}: the source does not report the memory of {', '.join(unknown[:4])}"
             )
-    return found
+    return reasons
 
 
 class Nvml:
@@ -158,16 +160,18 @@ class Nvml:
     def read_users(self, uuid: str) -> DeviceUsers | None:
         """Return the users of the device; None if the driver does not report them."""
         before = self.read_memory(uuid)
-        found = self._query_device(uuid, "nvmlDeviceGetComputeRunningProcesses")
+        processes = self._query_device(uuid, "nvmlDeviceGetComputeRunningProcesses")
         clients = self._query_device(uuid, "nvmlDeviceGetMPSComputeRunningProcesses") or ()
         after = self.read_memory(uuid)
-        if before is None or found is None or after is None:
+        if before is None or processes is None or after is None:
             return None
-        sizes = {int(one.pid): one.usedGpuMemory for one in found}
-        known = [int(size) for size in sizes.values() if size is not None]
+        sizes = {int(process.pid): process.usedGpuMemory for process in processes}
+        known_sizes = [int(size) for size in sizes.values() if size is not None]
         # A process may allocate or free memory between the calls.
-        elsewhere = min(before.used, after.used) - sum(known)
-        return DeviceUsers(sizes, elsewhere if len(known) == len(sizes) else None, len(clients))
+        elsewhere = min(before.used, after.used) - sum(known_sizes)
+        return DeviceUsers(
+            sizes, elsewhere if len(known_sizes) == len(sizes) else None, len(clients)
+        )
 
     def describe(self) -> str:
         """Return the driver version and the number of devices, or why NVML is unavailable."""
@@ -331,11 +335,11 @@ class Exporter(ABC):
 
     def find_values(self, uuid: str) -> dict[str, float]:
         """Return the largest value of each metric of the device, by metric name."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for row in self.read_samples():
             if self.get_device_name(row.labels) == uuid:
-                found[row.metric] = max(row.value, found.get(row.metric, 0.0))
-        return found
+                values[row.metric] = max(row.value, values.get(row.metric, 0.0))
+        return values
 
     def list_assigned_devices(self) -> list[str]:
         """Return the names of the pod's devices; empty if the samples have no pod labels."""
@@ -350,7 +354,11 @@ class Exporter(ABC):
         labels = [
             row.labels for row in self.read_samples() if self.get_device_name(row.labels) == uuid
         ]
-        return {PodContainer.from_labels(one) for one in labels if one.get("pod")}
+        return {
+            PodContainer.from_labels(sample_labels)
+            for sample_labels in labels
+            if sample_labels.get("pod")
+        }
 
     def is_own_container(self, owner: PodContainer) -> bool:
         """Report whether ``owner`` is the engine's container; True if unknown."""
@@ -376,11 +384,11 @@ class Dcgm(Exporter):
     def read_memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes; None unless the page has both."""
         # Memory belongs to the GPU instance, not to the compute instance.
-        found = self.find_values("/".join(uuid.split("/")[:2]))
-        used, free = found.get(self.USED), found.get(self.FREE)
+        values = self.find_values("/".join(uuid.split("/")[:2]))
+        used, free = values.get(self.USED), values.get(self.FREE)
         if used is None or free is None:
             return None
-        whole = used + free + found.get(self.RESERVED, 0.0)
+        whole = used + free + values.get(self.RESERVED, 0.0)
         return DeviceBytes(used=int(used * MIB), total=int(whole * MIB))
 
     @staticmethod
@@ -400,10 +408,10 @@ class AmdExporter(Exporter):
 
     def read_memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes; None unless the page has both."""
-        found = {
+        values = {
             n.removeprefix(self.METRIC_PREFIX): value for n, value in self.find_values(uuid).items()
         }
-        used, total = found.get(self.USED), found.get(self.TOTAL)
+        used, total = values.get(self.USED), values.get(self.TOTAL)
         if used is None or total is None:
             return None
         return DeviceBytes(used=int(used * MIB), total=int(total * MIB))

@@ -93,7 +93,7 @@ class SharingDetector:
             if not isinstance(source, Exporter):
                 continue
             owners = source.find_owners(uuid)
-            others = sorted(str(one) for one in owners if not source.is_own_container(one))
+            others = sorted(str(owner) for owner in owners if not source.is_own_container(owner))
             if not others:
                 continue
             since = self._other_owner_since.setdefault(uuid, now)
@@ -122,15 +122,15 @@ class SharingDetector:
         # memory hardly does.
         if other_bytes is None:
             return None
-        least = self._least_other_bytes[uuid] = min(
+        lowest_bytes = self._least_other_bytes[uuid] = min(
             other_bytes, self._least_other_bytes.get(uuid, other_bytes)
         )
-        if other_bytes - least < MIN_OTHER_GROWTH_BYTES:
+        if other_bytes - lowest_bytes < MIN_OTHER_GROWTH_BYTES:
             self._growing.discard(uuid)
         elif uuid in self._growing:
             return (
-                f"processes of other pods use {format_bytes(other_bytes - least)} more memory "
-                "than before"
+                f"processes of other pods use {format_bytes(other_bytes - lowest_bytes)} more "
+                "memory than before"
             )
         else:
             self._growing.add(uuid)

@@ -171,11 +171,11 @@ def assign_roles(
         names[main_pid] = program.main or None
     runs = program.runs if program is not None else ()
     runner = next((name for name in runs if name in names.values()), None)
-    found = []
+    processes = []
     for pid, name in names.items():
         role = Role.WORKER if runner is not None and name == runner else Role.OTHER
-        found.append(ProcessMemory(Role.FRONTEND if pid == main_pid else role, pid, name=name))
-    return found
+        processes.append(ProcessMemory(Role.FRONTEND if pid == main_pid else role, pid, name=name))
+    return processes
 
 
 def find_process_names(processes: Iterable[ProcessMemory], engine_type: EngineType) -> ProcessNames:
@@ -259,9 +259,15 @@ class EngineFinder:
         listening = cache(partial(find_socket_inodes, self._port, TCP_LISTEN))
         identifying = self._find_identifying_processes(candidates, mine, listening)
         containers = {
-            pid: found for pid in identifying if (found := find_container(pid)) is not None
+            pid: process_container
+            for pid in identifying
+            if (process_container := find_container(pid)) is not None
         }
-        others = {pid: found for pid, found in containers.items() if found.is_different_from(mine)}
+        others = {
+            pid: process_container
+            for pid, process_container in containers.items()
+            if process_container.is_different_from(mine)
+        }
         if others:
             container = self._require_single_container(set(others.values()))
             members = {pid for pid in candidates if is_in_container(pid, container)}
@@ -284,7 +290,7 @@ class EngineFinder:
         container: Container | None,
         listening: ListeningSockets,
     ) -> EngineProcesses:
-        identities = {pid: found for pid in sorted(member_pids) if (found := identify(pid))}
+        identities = {pid: identity for pid in sorted(member_pids) if (identity := identify(pid))}
         main = self._find_main_process(
             identities, identifying_pids, parent_pids, container, listening
         )
@@ -317,7 +323,7 @@ class EngineFinder:
         serving = find_socket_owners(listening(), candidates)
         if serving:
             return serving
-        found: set[int] = set()
+        pids: set[int] = set()
         for pid in candidates:
             line = read_command_line(pid)
             if not (is_engine_command(line, self._kind) or has_helper_title(line, self._kind)):
@@ -330,8 +336,8 @@ class EngineFinder:
             if may_listen_on(
                 line, self._port, self._port if apart else get_default_port(self._kind)
             ):
-                found.add(pid)
-        return found
+                pids.add(pid)
+        return pids
 
     def _require_single_container(self, containers: set[Container]) -> Container:
         if len(containers) > 1:
@@ -350,14 +356,14 @@ class EngineFinder:
         container: Container | None,
         listening: ListeningSockets,
     ) -> ProcessId | None:
-        known = next((p for p, is_main in self._known.items() if is_main), None)
-        if known is not None and identities.get(known.pid) == known:
-            return known
+        stored_main = next((p for p, is_main in self._known.items() if is_main), None)
+        if stored_main is not None and identities.get(stored_main.pid) == stored_main:
+            return stored_main
         left = set(self._known)
         fresh = {
             pid
-            for pid, found in identities.items()
-            if found not in left and not is_helper_command(read_command_line(pid), self._kind)
+            for pid, identity in identities.items()
+            if identity not in left and not is_helper_command(read_command_line(pid), self._kind)
         }
         for chosen in (
             find_socket_owners(listening(), fresh),
@@ -395,5 +401,5 @@ class EngineFinder:
 
 def is_in_container(pid: int, container: Container) -> bool:
     """Report whether the process is in ``container`` now. Call this before every signal."""
-    found = find_container(pid)
-    return found is not None and container.is_same_as(found)
+    process_container = find_container(pid)
+    return process_container is not None and container.is_same_as(process_container)

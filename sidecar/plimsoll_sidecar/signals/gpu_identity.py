@@ -67,8 +67,10 @@ def _read_visible_devices(main_pid: int) -> list[str]:
     names = (read_environment_variable(main_pid, VISIBLE_DEVICES_ENV) or "").split(",", MAX_GPUS)[
         :MAX_GPUS
     ]
-    known = [n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_GPU_NAME_CHARS]
-    return known if len(known) == len(names) else []
+    device_names = [
+        n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_GPU_NAME_CHARS
+    ]
+    return device_names if len(device_names) == len(names) else []
 
 
 def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
@@ -90,19 +92,19 @@ def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
     if not minors:
         return []
     slices = _find_open_slices(proc, {minor for major, minor in opened if major in caps})
-    found: list[str] = []
+    device_names: list[str] = []
     for minor, uuid in sorted(_read_gpu_uuids(proc).items()):
         if minor in minors:
-            found += [f"MIG-{uuid}/{part}" for part in slices.get(minor, [])] or [uuid]
-    return found
+            device_names += [f"MIG-{uuid}/{part}" for part in slices.get(minor, [])] or [uuid]
+    return device_names
 
 
 def _find_open_device_numbers(folder: str) -> set[tuple[int, int]]:
-    found: set[tuple[int, int]] = set()
+    numbers: set[tuple[int, int]] = set()
     try:
         names = list_entry_names(folder, MAX_DESCRIPTORS)
     except OSError:
-        return found
+        return numbers
     for name in names:
         try:
             # Check the name first: stat of a file on a network file system may hang.
@@ -112,34 +114,34 @@ def _find_open_device_numbers(folder: str) -> set[tuple[int, int]]:
         except OSError:
             continue
         if stat.S_ISCHR(status.st_mode):
-            found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
-    return found
+            numbers.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
+    return numbers
 
 
 def _read_driver_names(proc: Path) -> dict[int, str]:
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for line in _read_text(proc / "devices").splitlines():
         number, _, name = line.strip().partition(" ")
         if name.startswith("nvidia") and number.isdigit():
-            found[int(number)] = name
-    return found
+            names[int(number)] = name
+    return names
 
 
 def _read_gpu_uuids(proc: Path) -> dict[int, str]:
     # By minor number.
-    found: dict[int, str] = {}
+    uuids: dict[int, str] = {}
     folder = proc / "driver/nvidia/gpus"
     for bus in _list_folder(folder)[:MAX_GPUS]:
         fields = _read_fields(folder / bus / "information")
         minor, uuid = fields.get("Device Minor", ""), fields.get("GPU UUID", "")
         if minor.isdigit() and uuid.startswith("GPU-") and "?" not in uuid:
-            found[int(minor)] = uuid
-    return found
+            uuids[int(minor)] = uuid
+    return uuids
 
 
 def _find_open_slices(proc: Path, capability_minors: set[int]) -> dict[int, list[str]]:
     # GI/CI of each slice, by the minor number of its GPU.
-    found: dict[int, list[str]] = {}
+    slices: dict[int, list[str]] = {}
     folder = proc / "driver/nvidia/capabilities"
     for gpu in _list_folder(folder)[:MAX_GPUS] if capability_minors else []:
         number = gpu.removeprefix("gpu")
@@ -150,8 +152,8 @@ def _find_open_slices(proc: Path, capability_minors: set[int]) -> dict[int, list
                 fields = _read_fields(folder / gpu / "mig" / gi / ci / "access")
                 if fields.get("DeviceFileMinor", "") in {str(minor) for minor in capability_minors}:
                     part = f"{gi.removeprefix('gi')}/{ci.removeprefix('ci')}"
-                    found.setdefault(int(number), []).append(part)
-    return found
+                    slices.setdefault(int(number), []).append(part)
+    return slices
 
 
 def _read_fields(path: Path) -> dict[str, str]:

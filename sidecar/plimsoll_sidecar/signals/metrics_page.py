@@ -44,24 +44,24 @@ def make_sample_reader(names: Iterable[str]) -> SampleReader:
 
     A value that is not a number is NaN. A malformed or too long line has the labels None.
     """
-    wanted = {name.encode(): name for name in names}
+    names_by_bytes = {name.encode(): name for name in names}
 
     def read(page: bytes) -> Iterator[tuple[str, bytes | None, float]]:
         for begin in _NAME_PATTERN.finditer(page):
-            name = wanted.get(begin[1] or begin[2])
+            name = names_by_bytes.get(begin[1] or begin[2])
             if name is None:
                 continue
-            found = None
+            match = None
             end = page.find(b"\n", begin.end(), begin.start() + MAX_LINE_BYTES + 1)
             if end < 0:
                 end = min(len(page), begin.start() + MAX_LINE_BYTES + 1)
             if end - begin.start() <= MAX_LINE_BYTES:
                 rest = _AFTER_NAME_PATTERN if begin[2] is not None else _AFTER_QUOTED_PATTERN
-                found = rest.match(page, begin.end(), end)
-            if found is None:
+                match = rest.match(page, begin.end(), end)
+            if match is None:
                 yield name, None, math.nan
             else:
-                yield name, found[1] or b"", _parse_number(found[2])
+                yield name, match[1] or b"", _parse_number(match[2])
 
     return read
 
@@ -134,9 +134,9 @@ class PoolRatio(float):
 
     def __new__(cls, value: float, least: float | None = None) -> PoolRatio:
         """Return a ratio, which is exact without ``least``."""
-        found = super().__new__(cls, value)
-        found.least = value if least is None else least
-        return found
+        ratio = super().__new__(cls, value)
+        ratio.least = value if least is None else least
+        return ratio
 
 
 Labels = frozenset[tuple[str, str]]
@@ -155,23 +155,23 @@ class MetricsPage:
 
     def compute_value(self, series: Series) -> float | None:
         """Return the value of the metric; None if it is absent or impossible."""
-        found = self._find_lines(series)
+        lines = self._find_lines(series)
         if series.only_label is not None:
-            line_count = len(found)
-            found = {
+            line_count = len(lines)
+            lines = {
                 labels: value
-                for labels, value in found.items()
+                for labels, value in lines.items()
                 if series.only_label in labels or labels == MALFORMED_LABELS
             }
-            if series.kind is MetricKind.COUNTER and len(found) == line_count:
+            if series.kind is MetricKind.COUNTER and len(lines) == line_count:
                 # With Ray, vLLM 0.11 counts every request under its last known outcome.
                 return None
-        if not found or len(found) > MAX_METRIC_LINES:
+        if not lines or len(lines) > MAX_METRIC_LINES:
             return None
-        most = 1.0 if series.kind is MetricKind.RATIO else MAX_METRIC_VALUE
-        if not all(0.0 <= value <= most for value in found.values()):
+        max_value = 1.0 if series.kind is MetricKind.RATIO else MAX_METRIC_VALUE
+        if not all(0.0 <= value <= max_value for value in lines.values()):
             return None
-        parts = _merge_ranks(found, series.total)
+        parts = _merge_ranks(lines, series.total)
         if series.kind is not MetricKind.RATIO:
             return math.fsum(parts.values())
         return self._compute_weighted_ratio(parts, series)
@@ -193,7 +193,7 @@ class MetricsPage:
         """Return the start times of the process and of the counters, by name and labels."""
         names = [
             PROCESS_START_METRIC,
-            *(make_created_name(name) for one in series_list for name in one.iterate_names()),
+            *(make_created_name(name) for series in series_list for name in series.iterate_names()),
         ]
         return {
             (name, labels): value
@@ -216,16 +216,16 @@ class MetricsPage:
         return self.lines[name] if name is not None else {}
 
     def _compute_weighted_ratio(self, parts: Lines, series: Series) -> PoolRatio:
-        least, most = min(parts.values()), max(parts.values())
-        if least == most:
-            return PoolRatio(most)
+        smallest, largest = min(parts.values()), max(parts.values())
+        if smallest == largest:
+            return PoolRatio(largest)
         sizes = self._read_pool_sizes(series)
         places = [_select_replica_labels(labels) for labels in parts]
         if len(set(places)) < len(places) or not all(sizes.get(place) for place in places):
-            return PoolRatio(most, least)
+            return PoolRatio(largest, smallest)
         weights = [sizes[place] for place in places]
-        held = math.fsum(w * share for w, share in zip(weights, parts.values(), strict=True))
-        return PoolRatio(held / math.fsum(weights))
+        used = math.fsum(w * share for w, share in zip(weights, parts.values(), strict=True))
+        return PoolRatio(used / math.fsum(weights))
 
     def _read_pool_sizes(self, series: Series) -> Mapping[Labels, float]:
         # Pools that have several sizes are left out.
@@ -243,10 +243,13 @@ class MetricsPage:
 
 def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], MetricsPage]:
     """Return a function that reads the lines of all metrics in ``series_list`` from a page."""
-    wanted = tuple(series_list)
-    names = {name for series in wanted for name in series.iterate_names()}
+    selected_series = tuple(series_list)
+    names = {name for series in selected_series for name in series.iterate_names()}
     names |= {
-        name for series in wanted if series.pool for name in iterate_name_spellings(series.pool)
+        name
+        for series in selected_series
+        if series.pool
+        for name in iterate_name_spellings(series.pool)
     }
     names |= {PROCESS_START_METRIC, *(make_created_name(name) for name in names)}
     read_samples = make_sample_reader(names)
@@ -254,12 +257,12 @@ def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Metrics
     def read(page: bytes) -> MetricsPage:
         lines: dict[str, Lines] = {}
         for name, written, value in read_samples(page):
-            known = lines.setdefault(name, {})
-            if len(known) > MAX_METRIC_LINES:
+            metric_lines = lines.setdefault(name, {})
+            if len(metric_lines) > MAX_METRIC_LINES:
                 continue
             labels = _parse_labels(written) if written is not None else MALFORMED_LABELS
             # If a line occurs twice, it is unknown which one is right.
-            known[labels] = math.nan if labels in known else value
+            metric_lines[labels] = math.nan if labels in metric_lines else value
         return MetricsPage(lines)
 
     return read
@@ -277,17 +280,17 @@ def _merge_ranks(lines: Lines, total_label: str) -> Lines:
         }
     parts: Lines = {}
     for labels, value in lines.items():
-        part = frozenset(one for one in labels if not _RANK_LABEL_PATTERN.fullmatch(one[0]))
+        part = frozenset(label for label in labels if not _RANK_LABEL_PATTERN.fullmatch(label[0]))
         parts[part] = max(value, parts.get(part, value))
     return parts
 
 
 def _select_replica_labels(labels: Labels) -> Labels:
-    return frozenset(one for one in labels if _REPLICA_LABEL_PATTERN.fullmatch(one[0]))
+    return frozenset(label for label in labels if _REPLICA_LABEL_PATTERN.fullmatch(label[0]))
 
 
 def _remove_labels(labels: Labels, names: set[str]) -> Labels:
-    return frozenset(one for one in labels if one[0] not in names)
+    return frozenset(label for label in labels if label[0] not in names)
 
 
 def _parse_label_number(labels: Labels, name: str) -> float:

@@ -96,16 +96,20 @@ class GroupPages:
 
     def list_pods(self) -> dict[str, str] | None:
         """Return the addresses of the selected pods by name; None without the API server."""
-        found: dict[str, str] = {}
+        addresses: dict[str, str] = {}
         try:
-            for one in self._slices.iterate_endpoints([self._subdomain]):
-                if len(found) < MAX_PODS and self._is_wanted(one.pod) and _is_address(one.address):
-                    found.setdefault(one.pod, one.address)
+            for endpoint in self._slices.iterate_endpoints([self._subdomain]):
+                if (
+                    len(addresses) < MAX_PODS
+                    and self._is_wanted(endpoint.pod)
+                    and _is_address(endpoint.address)
+                ):
+                    addresses.setdefault(endpoint.pod, endpoint.address)
         except KubeError as error:
             self.log_error_once("endpoints", str(error))
             return None
         self.log_error_once("endpoints", "")
-        return found
+        return addresses
 
     def read_pages(self, pods: Mapping[str, str], page_type: type[Page]) -> dict[str, Page]:
         """Return the page of each pod that answers, by pod name, and log the errors."""
@@ -118,8 +122,8 @@ class GroupPages:
         if not pods:
             return {}
         with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(pods)), "group-page") as asking:
-            found = asking.map(lambda pod: self._read_page(pod, pods[pod], page_type), pods)
-            return {pod: page for pod, page in zip(pods, found, strict=True) if page is not None}
+            pages = asking.map(lambda pod: self._read_page(pod, pods[pod], page_type), pods)
+            return {pod: page for pod, page in zip(pods, pages, strict=True) if page is not None}
 
     def _read_page(self, pod: str, address: str, page_type: type[Page]) -> Page | None:
         host = f"[{address}]" if ":" in address else address
@@ -128,12 +132,12 @@ class GroupPages:
             status, body = server.call("GET", "/state", PAGE_TIMEOUT_S, max_bytes=MAX_STATE_BYTES)
             if status != 200:
                 raise EngineError(f"GET /state returned HTTP {status}")
-            found = decode(body, page_type)
+            page = decode(body, page_type)
         except (EngineError, MalformedError) as error:
             self.log_error_once(pod, str(error))
             return None
         self.log_error_once(pod, "")
-        return found
+        return page
 
     def log_error_once(self, source: str, error: str) -> None:
         """Log ``error`` when it first occurs, and its end when ``error`` is empty."""
@@ -161,7 +165,7 @@ class _MemberState(msgspec.Struct):
     assessment: Assessment
 
     def __post_init__(self) -> None:
-        sizes = [one.bytes for one in self.assessment.suspicions]
+        sizes = [suspicion.bytes for suspicion in self.assessment.suspicions]
         for budget in (self.assessment.host, self.assessment.device, self.assessment.reserved):
             sizes += _list_budget_sizes(budget)
         if any(abs(size) > MAX_MEMORY_BYTES for size in sizes):
@@ -190,8 +194,8 @@ class GroupMembers:
         now = self._clock()
         with self._lock:
             return {
-                pod: found if now - at < MAX_PAGE_AGE_S else None
-                for pod, (at, found) in self._newest.items()
+                pod: assessment if now - at < MAX_PAGE_AGE_S else None
+                for pod, (at, assessment) in self._newest.items()
             }
 
     def _poll_and_wait(self) -> float:
@@ -203,10 +207,10 @@ class GroupMembers:
         members = self._pages.list_pods()
         if members is None:
             return
-        found = self._pages.read_pages(members, _MemberState)
+        states = self._pages.read_pages(members, _MemberState)
         now = self._clock()
         with self._lock:
-            for pod, state in found.items():
+            for pod, state in states.items():
                 self._newest[pod] = (now, truncate_assessment(state.assessment))
             for gone in set(self._newest) - set(members):
                 self._newest[gone] = (float("-inf"), None)
@@ -216,8 +220,10 @@ class GroupMembers:
 
 def truncate_assessment(assessment: Assessment) -> Assessment:
     """Return another pod's assessment, cut to the maximum size of an assessment of this pod."""
-    kept = [_truncate_suspicion(one) for one in assessment.suspicions[:MAX_EVIDENCE_LINES]]
-    return msgspec.structs.replace(assessment, suspicions=kept, segments={})
+    suspicions = [
+        _truncate_suspicion(suspicion) for suspicion in assessment.suspicions[:MAX_EVIDENCE_LINES]
+    ]
+    return msgspec.structs.replace(assessment, suspicions=suspicions, segments={})
 
 
 def _truncate_suspicion(suspicion: Suspicion) -> Suspicion:
@@ -235,8 +241,8 @@ def _truncate_suspicion(suspicion: Suspicion) -> Suspicion:
 def _list_budget_sizes(budget: BudgetState | None) -> list[int]:
     if budget is None:
         return []
-    found = (budget.current, budget.baseline, budget.explained, budget.unexplained)
-    return [size for size in found if size is not None]
+    sizes = (budget.current, budget.baseline, budget.explained, budget.unexplained)
+    return [size for size in sizes if size is not None]
 
 
 class _LeaderState(msgspec.Struct):
@@ -303,10 +309,17 @@ class LearnedFile:
         """Return what the pods of ``workload`` have learned; None if unknown. Never raises."""
         name = str(workload) if workload is not None else ""
         try:
-            found = learned.decode_learned_workloads(_read_file(self._path, MAX_LEARNED_BYTES))
+            workloads = learned.decode_learned_workloads(_read_file(self._path, MAX_LEARNED_BYTES))
         except MalformedError:
             return None
-        return next((one for one in found if one.workload == name), None)
+        return next(
+            (
+                learned_workload
+                for learned_workload in workloads
+                if learned_workload.workload == name
+            ),
+            None,
+        )
 
 
 class PodDevicesFile:

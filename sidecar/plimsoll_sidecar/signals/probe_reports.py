@@ -80,7 +80,7 @@ class ProbeRequests:
         Only answers from ``awaited_pids`` are waited for, up to ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        found: dict[int, bytes] = {}
+        answers: dict[int, bytes] = {}
         with selectors.DefaultSelector() as selector:
             for pid, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ, pid)
@@ -94,13 +94,13 @@ class ProbeRequests:
                     )
                     if ended is None:
                         continue
-                    found[key.data] = bytes(self._data[key.data]) if ended else b""
+                    answers[key.data] = bytes(self._data[key.data]) if ended else b""
                     selector.unregister(key.fileobj)
                     self.drop(key.data)
                     left.discard(key.data)
                 if not ready or time.monotonic() > deadline:
                     break
-        return found
+        return answers
 
     def drop(self, pid: int) -> None:
         """Drop the pending request to ``pid``, if there is one."""
@@ -124,9 +124,11 @@ def query_probes(
 ) -> dict[int, bytes]:
     """Return the answers that arrive completely within ``timeout_s``, by PID."""
     exchange = ProbeRequests(max_bytes)
-    asked = [pid for pid in pids if exchange.send(folder, pid, request)]
+    queried_pids = [pid for pid in pids if exchange.send(folder, pid, request)]
     try:
-        return {pid: data for pid, data in exchange.collect(asked, timeout_s).items() if data}
+        return {
+            pid: data for pid, data in exchange.collect(queried_pids, timeout_s).items() if data
+        }
     finally:
         exchange.close()
 
@@ -251,9 +253,13 @@ def merge_ledgers(reports: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
         lines = list(report.engine.ledger)
         if report.host_pinned:
             lines.append(ReportedOwner(PINNED_OWNER, MemoryKind.HOST, report.host_pinned))
-        held = report.diagnostics
-        if held is not None:
-            lines.append(ReportedOwner(DIAGNOSTICS_OWNER, MemoryKind.HOST, held.bytes, held.bound))
+        diagnostics = report.diagnostics
+        if diagnostics is not None:
+            lines.append(
+                ReportedOwner(
+                    DIAGNOSTICS_OWNER, MemoryKind.HOST, diagnostics.bytes, diagnostics.bound
+                )
+            )
         for line in lines:
             key = line.owner, line.kind
             before = entries.get(key) or LedgerEntry(line.owner, line.kind, 0, 0, role)
@@ -273,23 +279,23 @@ def merge_devices(devices: list[DeviceMemory], reports: Iterable[Report]) -> lis
     """Return ``devices`` with torch's memory, or else the reported devices."""
     sums: dict[str | int, TorchDevice] = {}
     for report in reports:
-        for one in report.devices:
-            key: str | int = one.uuid or one.index
+        for torch_device in report.devices:
+            key: str | int = torch_device.uuid or torch_device.index
             before = sums.get(key)
             sums[key] = TorchDevice(
-                (before or one).index,
-                one.allocated + (before.allocated if before else 0),
-                one.reserved + (before.reserved if before else 0),
-                one.uuid,
+                (before or torch_device).index,
+                torch_device.allocated + (before.allocated if before else 0),
+                torch_device.reserved + (before.reserved if before else 0),
+                torch_device.uuid,
             )
     if not devices:
         every = list(sums.values())[:MAX_DEVICES]
-        indices = [one.index for one in every]
+        indices = [device.index for device in every]
         # Each rank may name its own device 0.
         distinct = len(set(indices)) == len(indices)
         return [
-            _add_torch_memory(DeviceMemory(one.index if distinct else at, one.uuid), one)
-            for at, one in enumerate(every)
+            _add_torch_memory(DeviceMemory(device.index if distinct else at, device.uuid), device)
+            for at, device in enumerate(every)
         ]
     return [_add_torch_memory(d, sums.get(d.uuid or "") or sums.get(d.index)) for d in devices]
 

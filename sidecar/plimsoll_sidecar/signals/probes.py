@@ -114,12 +114,12 @@ class Probes:
         load = status.load
         if load.kv_usage_ratio is None:
             usages = [r.engine.kv_usage_ratio for r in by_pid.values()]
-            known = [usage for usage in usages if usage is not None]
-            most, least = max(known, default=None), min(known, default=None)
+            known_usages = [usage for usage in usages if usage is not None]
+            max_usage, min_usage = max(known_usages, default=None), min(known_usages, default=None)
             load = msgspec.structs.replace(
                 load,
-                kv_usage_ratio=most,
-                kv_usage_least_ratio=least if least != most else None,
+                kv_usage_ratio=max_usage,
+                kv_usage_least_ratio=min_usage if min_usage != max_usage else None,
             )
         added = [
             c for c in (Capability.TRIM, Capability.DIAGNOSTICS) if c not in status.capabilities
@@ -142,17 +142,17 @@ class Probes:
             self._requests.drop(process.pid)
         self._known = {p: self._known.get(p) or _ProcessState() for p in processes}
         waited = [
-            p.pid for p, known in self._known.items() if self._request_report(folder, p, known)
+            p.pid for p, state in self._known.items() if self._request_report(folder, p, state)
         ]
         answers = self._requests.collect(waited, REPORT_TIMEOUT_S)
         now = self._clock()
-        for process, known in self._known.items():
-            if known.asked_at is not None:
-                self._store_answer(process, known, answers.get(process.pid), now)
+        for process, state in self._known.items():
+            if state.asked_at is not None:
+                self._store_answer(process, state, answers.get(process.pid), now)
         return {
-            process: known.report
-            for process, known in self._known.items()
-            if known.report is not None and now - known.reported_at <= MAX_REPORT_AGE_S
+            process: state.report
+            for process, state in self._known.items()
+            if state.report is not None and now - state.reported_at <= MAX_REPORT_AGE_S
         }
 
     def _request_report(self, folder: Path, process: ProcessId, state: _ProcessState) -> bool:
@@ -219,14 +219,14 @@ class Probes:
     def _query_texts(
         self, request: dict[str, str], timeout_s: float = TEXT_TIMEOUT_S
     ) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
+        texts: dict[int, bytes] = {}
         for pid, answer in self._query(request, timeout_s, MAX_TEXT_BYTES).items():
             try:
                 text = decode(answer, _TextAnswer).text
             except MalformedError:
                 continue
-            found[pid] = text.encode(errors="replace")
-        return found
+            texts[pid] = text.encode(errors="replace")
+        return texts
 
     def trim(self, is_idle: bool) -> TrimResult | None:
         """Trim the memory of all processes, and return the result; None if no probe answers."""
@@ -256,17 +256,17 @@ class Probes:
 
 def _add_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
     # Descendants get the role OTHER.
-    found: dict[ProcessId, ProcessMemory] = {}
+    descendants: dict[ProcessId, ProcessMemory] = {}
     waiting = list(processes)
     seen = {process.pid for process in waiting}
-    while waiting and len(found) < MAX_PROCESSES:
+    while waiting and len(descendants) < MAX_PROCESSES:
         process = waiting.pop(0)
         identity = identify(process.pid)
         if identity is None:
             continue
-        found[identity] = process
+        descendants[identity] = process
         for child in read_children(process.pid) or []:
             if child not in seen:
                 seen.add(child)
                 waiting.append(ProcessMemory(role=Role.OTHER, pid=child))
-    return found
+    return descendants

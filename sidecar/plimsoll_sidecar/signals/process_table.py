@@ -130,8 +130,8 @@ class Container(NamedTuple):
 
     def is_same_as(self, other: Container) -> bool:
         """Report whether ``other`` is this container. An unknown mount namespace is ignored."""
-        known = self.mounts is not None and other.mounts is not None
-        return self.cgroup == other.cgroup and (not known or self.mounts == other.mounts)
+        are_mounts_known = self.mounts is not None and other.mounts is not None
+        return self.cgroup == other.cgroup and (not are_mounts_known or self.mounts == other.mounts)
 
 
 def find_memory_group(pid: int) -> MemoryGroup | None:
@@ -166,14 +166,14 @@ def is_in_nested_namespace(pid: int) -> bool:
 
 def read_parent_pids() -> dict[int, int]:
     """Return the parent PIDs of all visible processes that have not ended, by PID."""
-    found: dict[int, int] = {}
+    parent_pids: dict[int, int] = {}
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             with process.oneshot():
                 if process.status() not in ENDED_STATES:
-                    found[pid] = process.ppid()
-    return found
+                    parent_pids[pid] = process.ppid()
+    return parent_pids
 
 
 def iterate_ancestors(pid: int, parent_pids: Mapping[int, int]) -> Iterator[int]:
@@ -190,14 +190,14 @@ def find_descendants(pids: set[int], parent_pids: Mapping[int, int]) -> set[int]
     children: dict[int, list[int]] = {}
     for child, parent in parent_pids.items():
         children.setdefault(parent, []).append(child)
-    found: set[int] = set()
+    descendants: set[int] = set()
     waiting = list(pids)
     while waiting:
         for child in children.get(waiting.pop(), []):
-            if child not in found and child not in pids:
-                found.add(child)
+            if child not in descendants and child not in pids:
+                descendants.add(child)
                 waiting.append(child)
-    return found
+    return descendants
 
 
 def read_children(pid: int) -> list[int] | None:
@@ -207,22 +207,22 @@ def read_children(pid: int) -> list[int] | None:
     """
     folder = f"/proc/{pid}/task"
     for _ in range(MAX_CHILDREN_ATTEMPTS):
-        found: list[int] = []
+        children: list[int] = []
         try:
             tasks = list_entry_names(folder, MAX_THREADS + 1)
         except OSError:
-            return found
+            return children
         if len(tasks) > MAX_THREADS:
             return None
         for task in tasks:
             try:
-                found += map(int, read_proc_file(pid, f"task/{task}/children").split())
+                children += map(int, read_proc_file(pid, f"task/{task}/children").split())
             except (OSError, ValueError):
                 if os.path.exists(f"{folder}/{task}"):
-                    return found
+                    return children
                 break  # its children now belong to another thread, perhaps one already read
         else:
-            return found
+            return children
     return None
 
 
@@ -287,12 +287,12 @@ class OpenFilesReader:
 
 def find_nearest_to_limit(names: Mapping[int, str]) -> OpenFiles | None:
     """Return the open files of the process nearest to its limit; None if unknown."""
-    found = []
+    readings = []
     for pid, name in names.items():
         count, limit = _count_open_files(f"/proc/{pid}/fd"), _read_open_files_limit(pid)
         if count is not None and limit is not None:
-            found.append(OpenFiles(process=name, open=count, limit=limit))
-    return max(found, key=lambda one: one.ratio, default=None)
+            readings.append(OpenFiles(process=name, open=count, limit=limit))
+    return max(readings, key=lambda files: files.ratio, default=None)
 
 
 def _count_open_files(folder: str) -> int | None:

@@ -75,7 +75,7 @@ class EngineProcessTable:
     @property
     def frontend_lives(self) -> bool | None:
         """Whether the frontend is running; None if no frontend was reported."""
-        frontends = [p for p, one in self._reported.items() if one.role is Role.FRONTEND]
+        frontends = [p for p, process in self._reported.items() if process.role is Role.FRONTEND]
         return any(is_running(p) for p in frontends) if frontends else None
 
     def read(self) -> Host:
@@ -93,16 +93,16 @@ class EngineProcessTable:
         changed = any(identify(pid) != read[pid] for pid in living)
         if changed or any(size is None for size in sizes.values()):
             return Host(processes=len(sizes))
-        known = {pid: size for pid, size in sizes.items() if size is not None}
+        known_sizes = {pid: size for pid, size in sizes.items() if size is not None}
         return Host(
-            rss_anon=sum(size.anon for size in known.values()),
-            rss_file=sum(size.file for size in known.values()),
-            rss_shmem=sum(size.shmem for size in known.values()),
-            swap=sum_known(size.swap for size in known.values()),
-            hugetlb=sum_known(size.hugetlb for size in known.values())
+            rss_anon=sum(size.anon for size in known_sizes.values()),
+            rss_file=sum(size.file for size in known_sizes.values()),
+            rss_shmem=sum(size.shmem for size in known_sizes.values()),
+            swap=sum_known(size.swap for size in known_sizes.values()),
+            hugetlb=sum_known(size.hugetlb for size in known_sizes.values())
             if self._has_huge_pages
             else None,
-            processes=len(known),
+            processes=len(known_sizes),
             by_process=[  # the ledger includes the memory of a standby
                 RoleRss(
                     living[pid].label,
@@ -112,7 +112,7 @@ class EngineProcessTable:
                     sum_known((living[pid].malloc_in_use, living[pid].python_objects)),
                     living[pid].malloc_retained,
                 )
-                for pid, size in known.items()
+                for pid, size in known_sizes.items()
                 if living[pid].name != STANDBY_PROCESS_NAME
             ],
         )
@@ -131,31 +131,31 @@ class EngineProcessTable:
             return None
         helpers = [pid for pid, p in living.items() if p.role is not Role.FRONTEND] or list(living)
         spent = [read_cpu_s(pid) for pid in helpers]
-        known = [s for s in spent if s is not None]
-        return sum(known) if len(known) == len(spent) and any(known) else None
+        known_times = [s for s in spent if s is not None]
+        return sum(known_times) if len(known_times) == len(spent) and any(known_times) else None
 
     def _find_running(self) -> dict[int, ProcessMemory] | None:
-        named = {p.pid: one for p, one in self._reported.items() if is_running(p)}
-        found = dict(named)
+        named = {p.pid: process for p, process in self._reported.items() if is_running(p)}
+        processes = dict(named)
         waiting = list(named)
         while waiting:
             parent = waiting.pop()
             started = read_children(parent)
-            if started is None or len(found) + len(started) > MAX_PROCESSES:
+            if started is None or len(processes) + len(started) > MAX_PROCESSES:
                 return None
             for child in started:
                 # A zombie has no memory, and stays until its parent reads its exit status.
-                if child not in found and identify(child) is not None:
+                if child not in processes and identify(child) is not None:
                     # A child of a standby is idle, too, and shares the standby's pages.
-                    waits = found[parent].name == STANDBY_PROCESS_NAME
-                    found[child] = ProcessMemory(
+                    waits = processes[parent].name == STANDBY_PROCESS_NAME
+                    processes[child] = ProcessMemory(
                         Role.OTHER,
                         child,
                         name=STANDBY_PROCESS_NAME if waits else None,
                         private=0 if waits else None,
                     )
                     waiting.append(child)
-        return found
+        return processes
 
 
 def _limit_anonymous_bytes(
@@ -193,10 +193,10 @@ def has_huge_pages(meminfo_path: str = "/proc/meminfo") -> bool:
     """Report whether this node has a pool of huge pages; most nodes have none."""
     try:
         with open(meminfo_path, "rb") as file:
-            found = re.search(rb"^Hugetlb: +(\d+)", file.read(1 << 16), re.M)
+            match = re.search(rb"^Hugetlb: +(\d+)", file.read(1 << 16), re.M)
     except OSError:
         return False
-    return found is not None and int(found[1]) > 0
+    return match is not None and int(match[1]) > 0
 
 
 def sum_known(sizes: Iterable[int | None]) -> int | None:

@@ -188,25 +188,25 @@ class Sampler:
     def _check_serving(self, status: Status | None, host: Host, now: float) -> bool | None:
         # Waits for the port only if the status does not answer. None means that there is no answer
         # yet.
-        asked = self._serving_check
+        check = self._serving_check
         if status is None:
             if not host.processes:
                 return None
-            asked = asked or _ServingCheck(self._engine)
-        elif asked is None or not asked.is_done:
+            check = check or _ServingCheck(self._engine)
+        elif check is None or not check.is_done:
             return None
-        serving, self._serving_check = asked.wait(), None
+        serving, self._serving_check = check.wait(), None
         self._next_serving_check = now + SERVING_CHECK_PERIOD_S if serving else now
         return serving
 
     def _find_signals(self, sample: Sample) -> dict[str, Signal]:
-        found = find_signals(sample, is_shm_monitored=self._orphaned is not None)
+        signals = find_signals(sample, is_shm_monitored=self._orphaned is not None)
         if not sample.scrape_ok:
-            found["engine"] = self._engine_signal
+            signals["engine"] = self._engine_signal
         page = self._page()
         if page is not None:
-            found["metrics"] = page
-        return found
+            signals["metrics"] = page
+        return signals
 
     def _query_engine(self) -> Status | None:
         try:
@@ -246,9 +246,9 @@ class Sampler:
         # be starting. Its processes are then found without its status.
         host = self._processes.read()
         if status is None and not host.processes:
-            found = self._engine.list_processes()
-            if found:
-                self._processes.set_processes(found)
+            processes = self._engine.list_processes()
+            if processes:
+                self._processes.set_processes(processes)
                 host = self._processes.read()
         host.frontend_lives = self._processes.frontend_lives
         if host.frontend_lives is None and status is None and host.processes:
@@ -284,8 +284,8 @@ class Sampler:
                 self._uuids[device.index] = device.uuid
         shared = self._sharing.find_reasons(self._uuids.values(), self._list_pids) if status else {}
         if self.device_source is None and reported:
-            known = all(device.used is not None for device in reported.values())
-            self.device_source = "engine" if known else self._choose_source()
+            is_known = all(device.used is not None for device in reported.values())
+            self.device_source = "engine" if is_known else self._choose_source()
         if self.device_source == "engine" and not (has_ended and status is None):
             return [
                 Device(d.index, d.used, d.total, _make_torch(d), shared.get(d.uuid or ""))
@@ -320,14 +320,14 @@ class Sampler:
         None if no device is known, or if the memory of a device is unknown.
         """
         nvml = self._sources["nvml"]
-        found = []
+        uses = []
         for uuid in self._uuids.values():
             memory = nvml.read_memory(uuid)
             if memory is None:
                 return None
             users = nvml.read_users(uuid) if isinstance(nvml, Nvml) else None
-            found.append((uuid, memory, users))
-        return found or None
+            uses.append((uuid, memory, users))
+        return uses or None
 
     def explain_unused_sources(self) -> list[str]:
         """Return the reason why each unused source of device memory provides no data."""
@@ -371,7 +371,7 @@ def _sum_allocator_memory(status: Status) -> Malloc | None:
     workers = [p for p in processes if p.role is Role.WORKER and p.name != STANDBY_PROCESS_NAME]
     if status.probed:
         workers = [p for p in processes if p.python_objects is not None]
-    found = Malloc(
+    malloc = Malloc(
         in_use=_sum_known(p.malloc_in_use for p in workers),
         retained=_sum_known(p.malloc_retained for p in workers),
         python_objects=_sum_known(p.python_objects for p in workers),
@@ -381,13 +381,13 @@ def _sum_allocator_memory(status: Status) -> Malloc | None:
             default=None,
         ),
     )
-    return None if found.in_use is None and found.python_objects is None else found
+    return None if malloc.in_use is None and malloc.python_objects is None else malloc
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
     every = list(values)
-    known = [value for value in every if value is not None]
-    return sum(known) if known and len(known) == len(every) else None
+    known_values = [value for value in every if value is not None]
+    return sum(known_values) if known_values and len(known_values) == len(every) else None
 
 
 def _make_torch(device: EngineDevice) -> Torch | None:
@@ -399,7 +399,7 @@ def _make_torch(device: EngineDevice) -> Torch | None:
 def find_signals(sample: Sample, is_shm_monitored: bool = False) -> dict[str, Signal]:
     """Return the signals of the sample by name, each with the reason if it is missing."""
     host = sample.host
-    found = {
+    signals = {
         "engine": _make_signal(sample.scrape_ok, SignalReason.ENGINE_SILENT, ""),
         "host": _make_signal(
             any(size is not None for size in (host.cgroup_anon, host.rss_anon)),
@@ -409,18 +409,18 @@ def find_signals(sample: Sample, is_shm_monitored: bool = False) -> dict[str, Si
         ),
     }
     if sample.device:
-        found["device"] = _make_signal(
+        signals["device"] = _make_signal(
             any(device.used is not None for device in sample.device),
             SignalReason.DEVICE_MEMORY_UNREADABLE,
             "no source reports the device memory in use",
         )
     if is_shm_monitored:
-        found["shared_memory"] = _make_signal(
+        signals["shared_memory"] = _make_signal(
             host.shm_orphan is not None,
             SignalReason.SHARED_MEMORY_UNREADABLE,
             "cannot read the files in /dev/shm or the processes that use them",
         )
-    return found
+    return signals
 
 
 def _make_signal(is_known: bool, reason: SignalReason, message: str) -> Signal:
@@ -438,17 +438,20 @@ class SignalLog:
     def update(self, signals: Mapping[str, Signal]) -> None:
         """Add the signals of one sample."""
         now = self._clock()
-        for name, one in signals.items():
+        for name, signal in signals.items():
             reason, since = self._since.get(name, ("", now))
-            if one.reason != reason:
-                self._since[name] = one.reason, now
+            if signal.reason != reason:
+                self._since[name] = signal.reason, now
                 since = now
             told = self._logged.get(name, "")
-            if told != one.reason and (one.ok or now - since >= MIN_MISSING_LOG_S):
-                self._logged[name] = one.reason
-                if one.ok:
+            if told != signal.reason and (signal.ok or now - since >= MIN_MISSING_LOG_S):
+                self._logged[name] = signal.reason
+                if signal.ok:
                     log.info("signal %s is available again", name)
                 else:
                     log.warning(
-                        "signal %s is missing for the reason %s: %s", name, one.reason, one.message
+                        "signal %s is missing for the reason %s: %s",
+                        name,
+                        signal.reason,
+                        signal.message,
                     )

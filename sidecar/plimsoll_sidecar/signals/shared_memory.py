@@ -79,24 +79,24 @@ def list_files(root: Path) -> list[SharedFile]:
     """Return all files below ``root`` on its file system. Raises :class:`UnknownUsersError`."""
     try:
         device = os.lstat(root).st_dev
-        found: list[SharedFile] = []
+        files: list[SharedFile] = []
         for entry in _iterate_files(str(root), device, 0):
-            if len(found) >= MAX_SHARED_FILES:
+            if len(files) >= MAX_SHARED_FILES:
                 raise UnknownUsersError(f"{root} has more than {MAX_SHARED_FILES} files")
-            found.append(entry)
+            files.append(entry)
     except OSError as error:
         raise UnknownUsersError(f"cannot list {error.filename or root}: {error.strerror}") from None
     # Hard links share the blocks of one file.
-    return list({file.id: file for file in found}.values())
+    return list({file.id: file for file in files}.values())
 
 
 def read_file(path: str) -> SharedFile | None:
     """Return the regular file at ``path``; None if there is none."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return _make_shared_file(path, found) if stat.S_ISREG(found.st_mode) else None
+    return _make_shared_file(path, status) if stat.S_ISREG(status.st_mode) else None
 
 
 def find_files_in_use(files: Iterable[SharedFile], proc: Path = PROC) -> FilesInUse:
@@ -104,10 +104,10 @@ def find_files_in_use(files: Iterable[SharedFile], proc: Path = PROC) -> FilesIn
 
     Raises :class:`UnknownUsersError` if a process that cannot be read may use any file.
     """
-    wanted = {file.id for file in files}
-    if not wanted:
+    file_ids = {file.id for file in files}
+    if not file_ids:
         return FilesInUse(frozenset(), False)
-    held: set[FileId] = set()
+    used_ids: set[FileId] = set()
     has_unreadable = False
     try:
         pids = [name for name in os.listdir(proc) if name.isdigit()]
@@ -118,7 +118,7 @@ def find_files_in_use(files: Iterable[SharedFile], proc: Path = PROC) -> FilesIn
     for pid in pids:
         folder = proc / pid
         try:
-            held |= _find_mapped_files(folder, wanted) | _find_open_files(folder, wanted)
+            used_ids |= _find_mapped_files(folder, file_ids) | _find_open_files(folder, file_ids)
         except PermissionError:
             owner = _find_unreadable_owner(folder)
             if owner == 0:  # root may open any file
@@ -133,7 +133,7 @@ def find_files_in_use(files: Iterable[SharedFile], proc: Path = PROC) -> FilesIn
             raise UnknownUsersError(
                 f"cannot list the files that process {pid} uses: {reason}"
             ) from None
-    return FilesInUse(frozenset(held), has_unreadable)
+    return FilesInUse(frozenset(used_ids), has_unreadable)
 
 
 def sum_unattached_segment_bytes(min_age_s: float, now: float, proc: Path = PROC) -> int:
@@ -170,15 +170,15 @@ def _iterate_files(folder: str, device: int, depth: int) -> Iterator[SharedFile]
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if found.st_dev != device:
+            if status.st_dev != device:
                 continue
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 yield from _iterate_files(entry.path, device, depth + 1)
-            elif stat.S_ISREG(found.st_mode):
-                yield _make_shared_file(entry.path, found)
+            elif stat.S_ISREG(status.st_mode):
+                yield _make_shared_file(entry.path, status)
 
 
 def _make_shared_file(path: str, status: os.stat_result) -> SharedFile:
@@ -200,12 +200,12 @@ def _find_mapped_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
             f"the maps file of process {folder.name} is larger than the maximum of "
             f"{MAX_MAPS_BYTES >> 20} MiB"
         )
-    found: set[FileId] = set()
+    file_ids: set[FileId] = set()
     for device in {device for device, _ in wanted_files}:
         # A path with the same text matches, too. This can only add a file in use, never remove one.
         name = b"%02x:%02x" % (os.major(device), os.minor(device))
-        found |= {(device, int(inode)) for inode in re.findall(b" " + name + rb" (\d+) ", text)}
-    return found & wanted_files
+        file_ids |= {(device, int(inode)) for inode in re.findall(b" " + name + rb" (\d+) ", text)}
+    return file_ids & wanted_files
 
 
 def _find_open_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
@@ -213,7 +213,7 @@ def _find_open_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
     names = list_entry_names(folder / "fd", MAX_DESCRIPTORS + 1)
     if len(names) > MAX_DESCRIPTORS:
         raise UnknownUsersError(f"process {folder.name} has more than {MAX_DESCRIPTORS} open files")
-    found: set[FileId] = set()
+    file_ids: set[FileId] = set()
     for name in names:
         try:
             # Check the inode first: stat of a file on a network file system may hang.
@@ -223,8 +223,8 @@ def _find_open_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
             status = os.stat(f"{folder}/fd/{name}")
         except (FileNotFoundError, ProcessLookupError):
             continue  # the file was closed meanwhile
-        found.add((status.st_dev, status.st_ino))
-    return found & wanted_files
+        file_ids.add((status.st_dev, status.st_ino))
+    return file_ids & wanted_files
 
 
 def _read_inode(folder: Path, name: str) -> int | None:
@@ -337,9 +337,9 @@ class OrphanedMemory:
             if now - file.written_at
             >= (MIN_EARLIER_FILE_AGE_S if file.written_at < self._started_at else MIN_FILE_AGE_S)
         ]
-        held = find_files_in_use(aged, self._proc)
-        left = [file for file in aged if file.id not in held.files]
-        if any(held.may_include(file) for file in left):
+        files_in_use = find_files_in_use(aged, self._proc)
+        left = [file for file in aged if file.id not in files_in_use.files]
+        if any(files_in_use.may_include(file) for file in left):
             raise UnknownUsersError(
                 "processes of other users may use some of the files, but the supervisor "
                 "cannot read their open files"

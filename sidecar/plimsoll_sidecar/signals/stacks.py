@@ -55,7 +55,7 @@ def read_stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[
 def read_stacks_by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
     """Return the stacks that py-spy reads, by PID; empty without py-spy or permission."""
     program = shutil.which(PY_SPY)
-    found: dict[int, bytes] = {}
+    stacks: dict[int, bytes] = {}
     deadline = time.monotonic() + PY_SPY_TIMEOUT_S
     for process in processes if program is not None else ():
         remaining_s = deadline - time.monotonic()
@@ -65,11 +65,11 @@ def read_stacks_by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
             [str(program), "dump", "--nonblocking", "--pid", str(process.pid)], remaining_s
         )
         if status == 0 and text:
-            found[process.pid] = text
+            stacks[process.pid] = text
         else:
             answer = text[-500:].decode(errors="replace").strip() or "no output"
             log.info("py-spy cannot read process %d: %s", process.pid, answer)
-    return found
+    return stacks
 
 
 def _run_program(command: list[str], timeout_s: float) -> tuple[bytes, int]:

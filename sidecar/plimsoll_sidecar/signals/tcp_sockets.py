@@ -76,8 +76,8 @@ def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
         while total < MAX_SOCKET_LIST_BYTES:
             data = link.recv(1 << 16)
             total += len(data)
-            ended, found = parse_messages(data, port)
-            yield from found
+            ended, sockets = parse_messages(data, port)
+            yield from sockets
             if ended:
                 return
     raise OSError(f"the kernel's list of sockets is larger than {MAX_SOCKET_LIST_BYTES >> 20} MiB")
@@ -88,7 +88,7 @@ def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
 
     Raises OSError or struct.error if the kernel reports an error.
     """
-    found: list[TcpSocket] = []
+    sockets: list[TcpSocket] = []
     at = 0
     while at + NETLINK_HEADER_BYTES <= len(data):
         size, kind = struct.unpack_from("=IH", data, at)
@@ -97,28 +97,28 @@ def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
             # An error also ends a list, for example if the kernel does not support it.
             if (error := struct.unpack_from("=i", body)[0]) < 0:
                 raise OSError(-error, os.strerror(-error))
-            return True, found
+            return True, sockets
         if struct.unpack_from("!H", body, PORT_OFFSET)[0] == port:
             (inode,) = struct.unpack_from("=I", body, INODE_OFFSET)
-            found.append(TcpSocket(inode, _parse_attributes(body[SOCKET_MESSAGE_BYTES:])))
+            sockets.append(TcpSocket(inode, _parse_attributes(body[SOCKET_MESSAGE_BYTES:])))
         at += max(NETLINK_HEADER_BYTES, (size + 3) & ~3)
-    return False, found
+    return False, sockets
 
 
 def _parse_attributes(data: bytes) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    attributes: dict[int, bytes] = {}
     at = 0
     while at + 4 <= len(data):
         size, kind = struct.unpack_from("=HH", data, at)
-        found[kind] = data[at + 4 : at + size]
+        attributes[kind] = data[at + 4 : at + size]
         at += max(4, (size + 3) & ~3)
-    return found
+    return attributes
 
 
 def find_socket_inodes(port: int, state: int) -> set[str]:
     """Return the inodes of the TCP sockets on the local ``port`` in ``state``."""
     try:
-        return {str(one.inode) for one in query_tcp_sockets(port, state)}
+        return {str(tcp_socket.inode) for tcp_socket in query_tcp_sockets(port, state)}
     except (OSError, struct.error):
         return find_socket_inodes_from_proc(port, state)
 
@@ -173,8 +173,8 @@ def count_unanswered_connections(port: int) -> int | None:
     """
     try:
         return sum(
-            _is_waiting_for_answer(one.attributes.get(INET_DIAG_INFO, b""))
-            for one in query_tcp_sockets(port, TCP_ESTABLISHED, INET_DIAG_INFO)
+            _is_waiting_for_answer(tcp_socket.attributes.get(INET_DIAG_INFO, b""))
+            for tcp_socket in query_tcp_sockets(port, TCP_ESTABLISHED, INET_DIAG_INFO)
         )
     except (OSError, struct.error):
         return None

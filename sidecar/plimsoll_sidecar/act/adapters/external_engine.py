@@ -108,8 +108,8 @@ class ExternalEngine(OwnedEngine):
         """
         with self._lock:
             members = self._find_processes()
-            found = self._main
-            assert found is not None
+            main = self._main
+            assert main is not None
             state = self._determine_state()
             if state is EngineState.SERVING and self._served:
                 self._info.update()
@@ -121,15 +121,15 @@ class ExternalEngine(OwnedEngine):
                 self._page_helpers = self._current_helpers
             seen = Status(
                 state=EngineState.DRAINED if self._drained else state,
-                epoch=self._make_epoch(found),
+                epoch=self._make_epoch(main),
                 version=self._info.version,
                 model=self._endpoint.model,
-                uptime_s=compute_age_s(found),
+                uptime_s=compute_age_s(main),
                 load=newest[0] if newest else Load(),
                 report_age_s=newest[1] if newest else None,
                 load_age_s=newest[1] if newest else None,
                 processes=self._owned.list_processes(members),
-                devices=self._gpus.find_devices(found.pid, [p.pid for p in members.processes]),
+                devices=self._gpus.find_devices(main.pid, [p.pid for p in members.processes]),
                 capabilities=self._info.capabilities,
             )
             seen = self._probes.add_reports(seen)
@@ -175,14 +175,14 @@ class ExternalEngine(OwnedEngine):
             members = self._owned.find_processes()
         except EngineNotFoundError as error:
             raise EngineError(str(error)) from error
-        found = members.main
-        if found is None:
+        main = members.main
+        if main is None:
             left = ", ".join(str(p.pid) for p in members.processes[:8])
             raise EngineError(
                 f"the engine's main process has ended, but its processes {left} are still running"
             )
-        if found != self._main:
-            self._main = found
+        if main != self._main:
+            self._main = main
             self._served = self._drained = self._group_served = False
             self._info.reset()
             self._gpus.reset()
@@ -252,31 +252,32 @@ class ExternalEngine(OwnedEngine):
         members = self._owned.find_processes_or_none()
         pids = [process.pid for process in members.processes] if members else []
         before = measure_trimmable_bytes(pids)
-        asked: list[str] = []
+        called_paths: list[str] = []
         deadline = time.monotonic() + TRIM_TIMEOUT_S
         trouble: str | None = None
         for path in self._profile.trim_paths:
             if trouble is None and path in self._info.routes:
                 trouble = self._post(path, None, max(0.1, deadline - time.monotonic()))
-                asked += [path] if trouble is None else []
+                called_paths += [path] if trouble is None else []
         trimmed = None if trouble else self._probes.trim(is_idle=self._count_requests() == 0)
         if trimmed is not None:
-            asked.append(f"{trimmed.processes} probe{'s' if trimmed.processes > 1 else ''}")
-        if not asked and trouble is None:
+            called_paths.append(f"{trimmed.processes} probe{'s' if trimmed.processes > 1 else ''}")
+        if not called_paths and trouble is None:
             return command.make_result(
                 Outcome.FAILED, "the engine has no cache that the supervisor can empty"
             )
         devices = bool(self._newest and self._newest.devices)
-        found = measure_trim_effect(
+        effect = measure_trim_effect(
             before, measure_trimmable_bytes(pids), trimmed.device if trimmed else None, devices
         )
         summary = "; ".join(
             filter(
-                None, (f"called {', '.join(asked) or 'nothing'}, which {found.summary}", trouble)
+                None,
+                (f"called {', '.join(called_paths) or 'nothing'}, which {effect.summary}", trouble),
             )
         )
-        failed = trouble is not None and found.outcome is not Outcome.SUCCEEDED
-        return command.make_result(Outcome.FAILED if failed else found.outcome, summary)
+        failed = trouble is not None and effect.outcome is not Outcome.SUCCEEDED
+        return command.make_result(Outcome.FAILED if failed else effect.outcome, summary)
 
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         """Wait for running requests, and then pause the engine if it supports pauses.
@@ -330,15 +331,15 @@ class ExternalEngine(OwnedEngine):
         """End the engine with SIGTERM, and with SIGKILL if it does not shut down in time."""
         reason = self._explain_other_epoch(command.epoch)
         with self._lock:
-            found = self._main
-        if reason is not None or found is None:
+            main = self._main
+        if reason is not None or main is None:
             return command.make_result(
                 Outcome.REFUSED,
                 reason
                 or "cannot restart the engine, because the PID of its main process is unknown",
             )
         grace_s = TERM_GRACE_S if command.stalled else command.deadline_s + EXIT_GRACE_S
-        ending = self._owned.end_processes(found, grace_s)
+        ending = self._owned.end_processes(main, grace_s)
         outcome = Outcome.SUCCEEDED if ending.error is None else Outcome.FAILED
         return command.make_result(outcome, "; ".join(filter(None, (ending.summary, ending.error))))
 
@@ -375,11 +376,15 @@ class ExternalEngine(OwnedEngine):
         if lease_s is None:
             return "idle"
         deadline = min(deadline, time.monotonic() + lease_s)
-        while (held := self._read_kv_cache_usage()) and time.monotonic() < deadline and is_wanted():
+        while (
+            (kv_usage := self._read_kv_cache_usage())
+            and time.monotonic() < deadline
+            and is_wanted()
+        ):
             time.sleep(POLL_INTERVAL_S)
-        if not held:
+        if not kv_usage:
             return "idle"
-        return f"no request is running, but other engines still hold {held:.1%} of the KV cache"
+        return f"no request is running, but other engines still hold {kv_usage:.1%} of the KV cache"
 
     def _read_kv_cache_usage(self) -> float | None:
         load = self._scrape_load()
@@ -418,10 +423,10 @@ def collect_diagnostics(
     texts: dict[int, bytes] = dict(probes.read_texts(kind))
     if kind is Diagnostic.STACKS:
         silent = [p for p in processes if p.pid not in texts]
-        known = [identity for p in silent if (identity := identify(p.pid)) is not None]
+        identities = [identity for p in silent if (identity := identify(p.pid)) is not None]
         if command.stalled and probes.folder is not None:
-            texts |= stacks.read_stacks_by_signal(probes.folder, known)
-        texts |= stacks.read_stacks_by_py_spy(p for p in known if p.pid not in texts)
+            texts |= stacks.read_stacks_by_signal(probes.folder, identities)
+        texts |= stacks.read_stacks_by_py_spy(p for p in identities if p.pid not in texts)
     answered = [p for p in command.sort_suspected_first(processes) if p.pid in texts]
     parts = [_format_diagnostic(process, texts[process.pid], command) for process in answered]
     return b"\n".join(parts) if parts else None

@@ -143,15 +143,17 @@ class ExternalLoad:
         # engine's number. Earlier ones are not: a server that forgets to subtract a request would
         # seem busy forever. The engine may accept a request before its next progress, so the larger
         # number is used.
-        known = (load.running or 0) + (load.waiting or 0)
+        engine_inflight = (load.running or 0) + (load.waiting or 0)
         moved = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)
         entered = self._read_frontend_inflight(page)
         if entered is not None:
             if moved != self._moved:
-                self._entered, self._known = entered, known
+                self._entered, self._known = entered, engine_inflight
             self._entered = min(self._entered, entered)
-            known = max(known, min(entered, self._known + entered - self._entered))
-        load.inflight = max(known, self._count_waiting() or 0)
+            engine_inflight = max(
+                engine_inflight, min(entered, self._known + entered - self._entered)
+            )
+        load.inflight = max(engine_inflight, self._count_waiting() or 0)
         if moved == self._moved and load.inflight:
             self._next = now + STALLED_SCRAPE_INTERVAL_S
             load.paused = self._pause.read()
@@ -233,15 +235,15 @@ class _ServerLoad(msgspec.Struct):
 
 def read_load(page: MetricsPage, profile: EngineProfile) -> Load | None:
     """Return the load from the page; None without the number of running requests."""
-    known = {
+    known_values = {
         figure: value
         for figure, series in profile.metrics.items()
         if (value := page.compute_value(series)) is not None
     }
-    if "running" not in known:
+    if "running" not in known_values:
         return None
-    usage = known.pop("kv_usage_ratio", None)
-    counts: dict[str, Any] = {name: int(value) for name, value in known.items()}
+    usage = known_values.pop("kv_usage_ratio", None)
+    counts: dict[str, Any] = {name: int(value) for name, value in known_values.items()}
     load = Load(**counts)
     if isinstance(usage, PoolRatio):
         load.kv_usage_ratio = float(usage)
@@ -253,7 +255,12 @@ def read_load(page: MetricsPage, profile: EngineProfile) -> Load | None:
     )
     load.deferred = None if deferred is None else int(deferred)
     load.steps_total = next(
-        (steps for one in profile.steps if (steps := _sum_series(page, one)) is not None), None
+        (
+            steps
+            for step_series in profile.steps
+            if (steps := _sum_series(page, step_series)) is not None
+        ),
+        None,
     )
     if profile.steps_are_progress and load.steps_total is None:
         load.prompt_tokens_total = load.generation_tokens_total = None
@@ -261,9 +268,9 @@ def read_load(page: MetricsPage, profile: EngineProfile) -> Load | None:
 
 
 def _sum_series(page: MetricsPage, series_list: Iterable[Series]) -> int | None:
-    values = [page.compute_value(one) for one in series_list]
-    known = [value for value in values if value is not None]
-    return int(sum(known)) if len(known) == len(values) else None
+    values = [page.compute_value(series) for series in series_list]
+    known_values = [value for value in values if value is not None]
+    return int(sum(known_values)) if len(known_values) == len(values) else None
 
 
 def _make_http_status_signal(status: int) -> Signal:
@@ -284,8 +291,8 @@ def _make_http_status_signal(status: int) -> Signal:
 
 
 def _make_page_signal(page: MetricsPage, profile: EngineProfile) -> Signal:
-    gauges = [one for one in profile.metrics.values() if one.kind is not MetricKind.COUNTER]
-    absent = [one.name for one in gauges if not page.has_series(one)]
+    gauges = [gauge for gauge in profile.metrics.values() if gauge.kind is not MetricKind.COUNTER]
+    absent = [gauge.name for gauge in gauges if not page.has_series(gauge)]
     if len(absent) == len(gauges):
         why = (
             f"the metrics page has none of the metrics {', '.join(absent)}: check the port, "
@@ -295,7 +302,7 @@ def _make_page_signal(page: MetricsPage, profile: EngineProfile) -> Signal:
     if absent:
         why = f"the metrics page lacks the metrics {', '.join(absent)}"
         return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
-    unknown = [one.name for one in gauges if page.compute_value(one) is None]
+    unknown = [gauge.name for gauge in gauges if page.compute_value(gauge) is None]
     if unknown:
         why = f"the metrics page has invalid values for the metrics {', '.join(unknown)}"
         return Signal(False, SignalReason.METRICS_INCOMPLETE, why)

@@ -76,7 +76,7 @@ class EngineProfile:
             self.aborts_since,
             self.deferred_requests,
         )
-        yield from (one for one in others if one is not None)
+        yield from (series for series in others if series is not None)
 
 
 def _make_counter(name: str, **only_label: str) -> Series:

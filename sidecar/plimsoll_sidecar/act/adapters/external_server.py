@@ -69,28 +69,28 @@ class ServerInfo:
     @property
     def capabilities(self) -> list[Capability]:
         """Capabilities of the engine: drain, restart, and trim if the server supports it."""
-        found = [Capability.DRAIN, Capability.RESTART_ENGINE]
+        capabilities = [Capability.DRAIN, Capability.RESTART_ENGINE]
         if any(path in self.routes for path in self._profile.trim_paths):
-            found.insert(0, Capability.TRIM)
-        return found
+            capabilities.insert(0, Capability.TRIM)
+        return capabilities
 
     def verify_type(self) -> None:
         """Raise EngineError if the server is not of the configured engine type."""
-        wanted = self._endpoint.type
-        if wanted is EngineType.CUSTOM:
+        configured_type = self._endpoint.type
+        if configured_type is EngineType.CUSTOM:
             return
         port = urlsplit(self._endpoint.serving_url).port or 80
-        found = identify_engine_type(self._server)
+        engine_type = identify_engine_type(self._server)
         trouble = ""
-        if found is not None and found is not wanted:
+        if engine_type is not None and engine_type is not configured_type:
             trouble = (
-                f"the server on port {port} is {found.value}, but the supervisor is configured for "
-                f"{wanted.value}: correct the engine type or the port"
+                f"the server on port {port} is {engine_type.value}, but the supervisor is "
+                f"configured for {configured_type.value}: correct the engine type or the port"
             )
-        elif found is None and not self._is_expected_program():
+        elif engine_type is None and not self._is_expected_program():
             trouble = (
-                f"the server on port {port} does not identify itself as {wanted.value}: check the "
-                "engine type and the port"
+                f"the server on port {port} does not identify itself as {configured_type.value}: "
+                "check the engine type and the port"
             )
         if trouble and trouble != self._mismatch:
             log.warning("cannot find the engine: %s", trouble)
@@ -114,9 +114,9 @@ class ServerInfo:
         now = time.monotonic()
         if now < self._next_version_at:
             return
-        found = read_server_version(self._server, self._profile)
-        self.version = found or self.version
-        self._next_version_at = math.inf if found else now + VERSION_RETRY_INTERVAL_S
+        version = read_server_version(self._server, self._profile)
+        self.version = version or self.version
+        self._next_version_at = math.inf if version else now + VERSION_RETRY_INTERVAL_S
 
     def _update_kv_transfer_settings(self) -> None:
         members = self._owned.find_processes_or_none()
@@ -175,13 +175,13 @@ def read_server_version(server: HttpClient, profile: EngineProfile) -> str:
     for path in profile.version_paths:
         try:
             status, body = server.call("GET", path, IDENTIFY_TIMEOUT_S)
-            found = decode(body, _Version).version if status == 200 else ""
+            version = decode(body, _Version).version if status == 200 else ""
         except EngineError:
             return ""
         except MalformedError:
             continue
-        if found:
-            return found[:64]
+        if version:
+            return version[:64]
     return ""
 
 

@@ -63,14 +63,21 @@ def read_kv_lease_s(
     config = parse_transfer_config(arguments)
     if config is None:
         return None
-    leases = [_read_connector_lease_s(one, read_variable) for one in _iterate_connectors(config)]
+    leases = [
+        _read_connector_lease_s(connector, read_variable)
+        for connector in _iterate_connectors(config)
+    ]
     return max((lease for lease in leases if lease is not None), default=None)
 
 
 def read_connector_name(engine_type: EngineType, arguments: Sequence[str]) -> str:
     """Return the name of vLLM's KV connector; empty without a connector."""
     config = parse_transfer_config(arguments) if engine_type is EngineType.VLLM else None
-    names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
+    names = (
+        [connector.kv_connector for connector in _iterate_connectors(config)]
+        if config is not None
+        else []
+    )
     return next(
         (name for name in names if name.startswith(NIXL_CONNECTOR_PREFIX)),
         names[0] if names else "",
@@ -90,8 +97,8 @@ def find_restart_blocker(connector: str, version: str) -> str | None:
         if connector.startswith(prefix)
     )
     last = next(tied, None)
-    found = _VERSION_PATTERN.match(version)
-    if last is None or found is None or tuple(map(int, found.groups())) > last:
+    version_match = _VERSION_PATTERN.match(version)
+    if last is None or version_match is None or tuple(map(int, version_match.groups())) > last:
         return None
     return (
         f"with vLLM {version} and {connector}, a restart of one engine breaks the engines with "

@@ -78,12 +78,12 @@ class PlimsollEngine(OwnedEngine):
 
     def status(self) -> Status:
         """Return the engine's status from ``GET /status``. Raises EngineError."""
-        found = _decode(self._call("GET", "/status", max_bytes=MAX_STATUS_BYTES), Status)
-        if len(found.epoch) > MAX_EPOCH_CHARS:
+        status = _decode(self._call("GET", "/status", max_bytes=MAX_STATUS_BYTES), Status)
+        if len(status.epoch) > MAX_EPOCH_CHARS:
             raise EngineError(
                 f"the epoch in the engine's status has more than {MAX_EPOCH_CHARS} characters"
             )
-        return found
+        return status
 
     def is_serving(self) -> bool:
         """Report whether ``/health`` on the serving port answers, even with an error."""

@@ -147,7 +147,7 @@ class Terminator:
     def _find_running(self) -> set[ProcessId]:
         alive = {process for process in self._processes if is_running(process)}
         children = find_descendants({process.pid for process in alive}, read_parent_pids())
-        alive |= {found for pid in children if (found := identify(pid)) is not None}
+        alive |= {child for pid in children if (child := identify(pid)) is not None}
         alive = {process for process in alive if self._allowed(process)}
         self._processes |= alive
         return alive
@@ -164,7 +164,11 @@ class Terminator:
         deadline = time.monotonic() + timeout_s
         waited = list(processes)
         while time.monotonic() < deadline and not is_done():
-            waited = [one for one in waited if is_running(one) and one not in self._refused]
+            waited = [
+                process
+                for process in waited
+                if is_running(process) and process not in self._refused
+            ]
             if not waited:
                 return
             time.sleep(POLL_INTERVAL_S)
@@ -266,10 +270,15 @@ class OwnedProcesses:
         Raises :class:`EngineNotFoundError`, and logs the error once.
         """
         with self._lock:
-            known = self._found
+            stored_processes = self._found
             fresh = self._clock() - self._searched_at < SEARCH_INTERVAL_S
-            if fresh and known is not None and known.main is not None and is_running(known.main):
-                return known
+            if (
+                fresh
+                and stored_processes is not None
+                and stored_processes.main is not None
+                and is_running(stored_processes.main)
+            ):
+                return stored_processes
             return self._search()
 
     def _search(self) -> EngineProcesses:
@@ -334,9 +343,9 @@ class OwnedProcesses:
             left = {process for process in self._leftovers if is_running(process)}
             if not left or members is None or members.main is None:
                 return ""
-            kept = {members.main, *members.helpers}
+            engine_processes = {members.main, *members.helpers}
             self._leftovers = set()
-        ending = Terminator(left - kept).terminate(None)
+        ending = Terminator(left - engine_processes).terminate(None)
         return "; ".join(filter(None, (ending.summary, ending.error)))
 
     def end_processes(
@@ -428,8 +437,8 @@ def measure_trimmable_bytes(pids: Iterable[int]) -> int | None:
     None if unknown for at least one process.
     """
     sizes = [read_resident_memory(pid) for pid in pids]
-    known = [size.anon + size.shmem + (size.swap or 0) for size in sizes if size is not None]
-    return sum_known(known) if known and len(known) == len(sizes) else None
+    known_sizes = [size.anon + size.shmem + (size.swap or 0) for size in sizes if size is not None]
+    return sum_known(known_sizes) if known_sizes and len(known_sizes) == len(sizes) else None
 
 
 def _format_bytes(size_bytes: int | None) -> str:
