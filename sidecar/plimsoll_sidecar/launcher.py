@@ -34,7 +34,7 @@ USAGE = (
 
 
 def read_option(arguments: list[str], name: str, default: str | None = None) -> str:
-    """Return the value of an option; ``default`` if missing, or exit with status 2 without one."""
+    """Return the value of an option, or else ``default``. Exit with status 2 without both."""
     for index, argument in enumerate(arguments):
         if argument == name and index + 1 < len(arguments):
             return arguments[index + 1]

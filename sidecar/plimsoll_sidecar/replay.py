@@ -181,7 +181,7 @@ def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
 
 
 def make_engine_view(sample: Sample) -> EngineView:
-    """Return the state of the engine with all capabilities, so that each action is shown."""
+    """Return the state of the engine, with all capabilities."""
     return EngineView(
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
         state=EngineState.SERVING if sample.scrape_ok else None,
@@ -336,7 +336,7 @@ class TraceWriter:
 
 
 def make_header(config: SupervisorConfig, status: Status | None = None) -> Header:
-    """Return the header of a trace. Without a ``status``, the engine does not answer."""
+    """Return the header of a trace. ``status`` is None if the engine does not answer."""
     host, device = config.memory.host, config.memory.device
     return Header(
         trace=1,

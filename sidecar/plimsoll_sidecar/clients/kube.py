@@ -149,7 +149,7 @@ class KubeClient:
         return server_time + time.monotonic() - read_at
 
     def compute_seconds_since_outage(self) -> float:
-        """Return the time since the server last gave no answer or an internal error."""
+        """Return the seconds since the server last did not answer or returned a server error."""
         return time.monotonic() - self._failed_at
 
     def get(self, path: str) -> Object:
@@ -351,7 +351,7 @@ class EndpointSlices:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
     def compute_seconds_since_outage(self) -> float:
-        """Return the time since the server last gave no answer or an internal error."""
+        """Return the seconds since the server last did not answer or returned a server error."""
         return self._kube.compute_seconds_since_outage()
 
     def iterate_endpoints(self, services: Iterable[str]) -> Iterator[Endpoint]:

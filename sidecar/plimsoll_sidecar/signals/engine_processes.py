@@ -150,7 +150,7 @@ def has_helper_title(command_line: Sequence[str], engine_type: EngineType) -> bo
 
 
 def find_helper_name(command_line: Sequence[str], engine_type: EngineType) -> str | None:
-    """Return the engine's own name of the helper with this command line; None if it has none."""
+    """Return the name that the engine gives to a helper process; None if it has none."""
     program = ENGINE_PROGRAMS.get(engine_type)
     _, separator, title = (command_line[0] if command_line else "").partition("::")
     if program is None or not separator:

@@ -276,7 +276,7 @@ def merge_ledgers(reports: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
 
 
 def merge_devices(devices: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
-    """Return ``devices`` with torch's memory, or else the reported devices."""
+    """Return ``devices``, or else the reported devices, with torch's memory."""
     sums: dict[str | int, TorchDevice] = {}
     for report in reports:
         for torch_device in report.devices:

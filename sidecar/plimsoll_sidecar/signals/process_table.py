@@ -72,7 +72,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Return the process that has this PID now; None without one, or if it is a zombie."""
+    """Return the process with this PID; None if it does not exist or is a zombie."""
     try:
         stat = read_proc_file(pid, "stat")  # the name may have any encoding
     except OSError:
@@ -248,7 +248,7 @@ def read_command_line(pid: int) -> list[str]:
 
 
 def read_environment_variable(pid: int, name: str) -> str | None:
-    """Return a variable from the start of the process; None if not set or unreadable."""
+    """Return a variable with which the process started; None if not set or unreadable."""
     try:
         entries = b"\0" + read_proc_file(pid, "environ", MAX_ENVIRONMENT_BYTES)
     except OSError:

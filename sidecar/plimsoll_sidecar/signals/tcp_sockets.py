@@ -51,7 +51,7 @@ class TcpSocket:
 
 
 def query_tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[TcpSocket]:
-    """Yield the sockets on the local ``port`` in ``state``, with an ``attribute`` unless it is 0.
+    """Yield the sockets on the local ``port`` in ``state``, with one netlink ``attribute``.
 
     Raises OSError or struct.error if the kernel does not list the sockets completely.
     """

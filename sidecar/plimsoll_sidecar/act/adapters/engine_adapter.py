@@ -51,7 +51,7 @@ class EngineAdapter(Protocol):
         """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
 
     def read_metrics_signal(self) -> Signal | None:
-        """Return whether the metrics page is usable, as a signal; None without such a page."""
+        """Return the signal of the metrics page; None without such a page."""
 
     def is_serving(self) -> bool:
         """Report whether the serving port answers, even with an error."""
@@ -96,7 +96,7 @@ class EngineAdapter(Protocol):
         """Report whether the main process has ended while its helpers still run."""
 
     def end_leftover_processes(self) -> str:
-        """End the processes of an earlier engine, and return their names; empty without any."""
+        """End the processes of an earlier engine, and return their names as text."""
 
     def end_processes(self, main: ProcessId | None) -> TerminationResult:
         """End all processes of an engine that does not answer, with signals.

@@ -148,7 +148,7 @@ class ExternalEngine(OwnedEngine):
         return find_restart_blocker(self._info.connector, self._info.version)
 
     def read_metrics_signal(self) -> Signal | None:
-        """Return whether the newest metrics page is usable, as a signal; None without a page."""
+        """Return the signal of the newest metrics page; None without such a page."""
         if not self._profile.metrics or not self._endpoint.serves:
             return None
         with self._lock:

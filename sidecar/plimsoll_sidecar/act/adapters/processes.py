@@ -232,7 +232,7 @@ class OwnedEngine:
         return self._owned.has_main_ended()
 
     def end_leftover_processes(self) -> str:
-        """End the processes of an earlier engine, and return their names; empty without any."""
+        """End the processes of an earlier engine, and return their names as text."""
         return self._owned.end_leftover_processes()
 
     def end_processes(self, main: ProcessId | None) -> TerminationResult:
@@ -301,9 +301,9 @@ class OwnedProcesses:
         return self._found
 
     def list_processes(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
-        """Return ``members`` or else the running processes, with their roles and names.
+        """Return the processes with their roles and names. The main process is the ``Frontend``.
 
-        The result is empty if there are none. The main process has the role ``Frontend``.
+        Without ``members``, the running processes are found first; the result may be empty.
         """
         members = members or self.find_processes_or_none()
         if members is None:
@@ -337,7 +337,7 @@ class OwnedProcesses:
         ]
 
     def end_leftover_processes(self) -> str:
-        """End the processes of an earlier engine, and return their names; empty without any."""
+        """End the processes of an earlier engine, and return their names as text."""
         with self._lock:
             members = self._found
             left = {process for process in self._leftovers if is_running(process)}
