@@ -77,7 +77,7 @@ def check_sums(group: ProcessGroup, shard: Shard, dtype: torch.dtype, columns: i
         parts = sum_on_host(x.double().abs()) + residual.double().abs()
         found = group.add_norm(OPS, x, residual, weight, EPS)
         index = torch.arange(rows, device="cuda", dtype=torch.int32)
-        stream = group.get_stream_rows(OPS, residual, index)
+        stream = group.get_residual_rows(OPS, residual, index)
         assert same_on_all(stream), (rows, dtype, "other streams")
         error = float((found.double() - norm).norm() / norm.norm())
         assert error < NOISE[dtype], (rows, dtype, error)
@@ -101,7 +101,7 @@ def check_collectives(group: ProcessGroup, shard: Shard) -> None:
             drawn(1 + rank, rows, columns, torch.bfloat16, turn) for rank in range(shard.size)
         ]
         assert torch.equal(group.all_gather(logits), torch.cat(everybody, 1))
-        best = group.find_best_columns(OPS, logits)
+        best = group.compute_argmax(OPS, logits)
         assert torch.equal(best, torch.cat(everybody, 1).argmax(1))
         tokens = torch.full((rows,), turn + shard.rank, dtype=torch.int64, device="cuda")
         assert torch.equal(group.broadcast(tokens), torch.full_like(tokens, turn))
@@ -124,7 +124,7 @@ def check_graphs(group: ProcessGroup, shard: Shard) -> None:
             norm = group.add_norm(OPS, x, residual, weight, EPS)
             for _ in range(2):
                 norm = group.add_norm(OPS, norm * 0.5, residual, weight, EPS)
-            best = group.find_best_columns(OPS, norm)
+            best = group.compute_argmax(OPS, norm)
             return torch.cat([norm, group.all_gather(norm[:, :64].contiguous())], 1) + best[:, None]
 
         x.zero_()

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from plimsoll_engine.kernels.collective_buffer import Layout
+from plimsoll_engine.kernels.collective_buffer import BufferLayout
 from tests.triton_language import patch_once_a_launch
 
 TIMEOUT_S = 120
@@ -29,7 +29,7 @@ class Task:
     """What one rank does: its ``inputs`` x [rows, columns], one sum after the other."""
 
     rank: int
-    layout: Layout
+    layout: BufferLayout
     dtype: torch.dtype
     buffers: list[Path]
     inputs: list[torch.Tensor]
@@ -62,7 +62,11 @@ def compute(task: Task) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[t
     for x, residual in zip(task.inputs, task.residuals, strict=True):
         assert sums.supports(x)
         norm = sums.add_norm(x, residual, task.weight, task.eps)
-        kept = sums.get_own_rows(residual, torch.arange(len(x))) if sums.is_shared(x) else residual
+        kept = (
+            sums.get_own_rows(residual, torch.arange(len(x)))
+            if sums.is_split_by_rank(x)
+            else residual
+        )
         found.append((norm.clone(), kept))
         exchanged += [getattr(collectives, name)(x) for name, x in islice(exchanges, 1)]
     exchanged += [getattr(collectives, name)(x) for name, x in exchanges]

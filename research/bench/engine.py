@@ -133,7 +133,7 @@ class Bench:
         begun = time.perf_counter()
         self.runner.capture_graphs(MAX_SEQS, length // BLOCK, max_prompt_tokens=length)
         self.first_capture_s = time.perf_counter() - begun
-        while self.runner.capture_more():
+        while self.runner.capture_next_graph():
             pass
         self.capture_s = time.perf_counter() - begun
         # As a worker does once it is warm: a full collection takes .17 s of a set.

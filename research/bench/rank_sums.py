@@ -29,7 +29,7 @@ from bench.result import RESULTS, publish
 from plimsoll_engine.distributed.group import ProcessGroup, Shard
 from plimsoll_engine.distributed.peer_memory import PeerMemory
 from plimsoll_engine.kernels.all_reduce import AllReduce
-from plimsoll_engine.kernels.collective_buffer import Layout
+from plimsoll_engine.kernels.collective_buffer import BufferLayout
 from plimsoll_engine.kernels.fused import FusedOps
 
 ROWS = (1, 16, 64, 128, 256, 512, 2048, 8192)
@@ -89,7 +89,7 @@ def ways(group: ProcessGroup, rows: int) -> dict[str, tuple[Sum, PeerMemory | No
     for name, (word_rows, whole_rows) in limits.items():
         if word_rows > WORD_LIMIT:
             continue
-        layout = Layout(shard.size, rows, COLUMNS, 2, word_rows, whole_rows)
+        layout = BufferLayout(shard.size, rows, COLUMNS, 2, word_rows, whole_rows)
         memory = PeerMemory.connect(shard.rank, shard.size, layout.nbytes, group._exchange_bytes)
         if memory is None:
             raise SystemExit("the devices share no memory: nothing to compare")

@@ -80,7 +80,7 @@ def made(model: Decoder, seqs: int, method: str) -> EngineCore:
     runner.capture_graphs(engine.max_decode_rows, LENGTH // BLOCK)
     if draft is not None:
         draft.forward.capture_graphs(engine.max_decode_rows, LENGTH // BLOCK)
-    while engine.capture_more():
+    while engine.capture_next_graph():
         pass
     return engine
 

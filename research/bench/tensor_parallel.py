@@ -86,7 +86,7 @@ class RankedBench(Bench):
         self.lifecycle = CoreLifecycle(config, ranks=self.leader)
         try:
             self.engine = self.lifecycle.start()
-            while self.engine.runner.capture_more():
+            while self.engine.runner.capture_next_graph():
                 pass
         except BaseException:
             self.close()

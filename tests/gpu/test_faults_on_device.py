@@ -51,7 +51,7 @@ def start(checkpoint: Path) -> Iterator[Start]:
         lifecycle = CoreLifecycle(config(checkpoint), vocabulary=Vocabulary.load(checkpoint))
         lifecycles.append(lifecycle)
         engine = lifecycle.start()
-        while engine.runner.capture_more():
+        while engine.runner.capture_next_graph():
             pass
         faults = WorkerFaults(text, 1, engine)
         return lifecycle, engine, faults

@@ -136,7 +136,7 @@ def test_graphs_make_the_same_text_and_all_memory_comes_back(
     for graphs in (True, False):
         lifecycle = CoreLifecycle(config(checkpoint, pool))
         engine = lifecycle.start()
-        while graphs and engine.runner.capture_more():
+        while graphs and engine.runner.capture_next_graph():
             pass
         if not graphs:
             engine.runner.graphs = None

@@ -106,7 +106,7 @@ def test_greedy_tokens_of_several_ranks_are_those_of_one(
         with started(asked) as (lifecycle, processes):
             engine = lifecycle.engine
             assert engine is not None
-            while all_graphs and engine.runner.capture_more():
+            while all_graphs and engine.runner.capture_next_graph():
                 pass
             texts = generate(engine, prompts_of((5, 30, 200, 700, 1500, 64, 64, 9), 500), 64)
             alone = generate(engine, prompts_of((40,), 500), 64)
@@ -167,7 +167,7 @@ def test_all_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None, size
         with started(config(tiny, tmp_path, size, "bfloat16")) as (lifecycle, processes):
             engine = lifecycle.engine
             assert engine is not None
-            while engine.runner.capture_more():
+            while engine.runner.capture_next_graph():
                 pass
             generate(engine, prompts_of((30, 700), 500), 16)
             leader = lifecycle.member.leader

@@ -166,7 +166,7 @@ class EngineCore:
         request = self.make_request(whole)
         if message.adapter and (why := self._set_adapter(request, message.adapter)) is not None:
             return self._create_refusal(message, why)
-        if (why := self.scheduler.find_refusal(request)) is not None:
+        if (why := self.scheduler.get_refusal_reason(request)) is not None:
             return self._create_refusal(message, why)
         self.counters.requests += 1
         self.counters.prompt_tokens += request.num_prompt
@@ -327,12 +327,12 @@ class EngineCore:
                 chunk.drafts = ()
                 chunk.request.drafting = None
 
-    def capture_more(self) -> bool:
+    def capture_next_graph(self) -> bool:
         """Capture one more graph of the model or the draft model. Return False if none is left."""
-        if self.runner.capture_more():
+        if self.runner.capture_next_graph():
             return True
         draft = None if self.speculation is None else self.speculation.draft_model
-        return draft is not None and draft.forward.capture_more()
+        return draft is not None and draft.forward.capture_next_graph()
 
     def _record_computed(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:

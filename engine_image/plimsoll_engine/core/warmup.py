@@ -52,7 +52,7 @@ def load_kernels(
         engine.close()
 
 
-def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+def load_sampling_kernels(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
     """Load the sampling kernels by sampling a few rows. May be called in any thread."""
     rows = sampling.plan_sampling(
         [sampling.SamplingRow(Sampling(1, temperature=1.0), 0)] * SMALL_DECODE_ROWS

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from plimsoll_engine.distributed.peer_memory import PeerMemory
-from plimsoll_engine.kernels.collective_buffer import MAX_RANKS, Layout
-from plimsoll_engine.kernels.ops import Ops, decode_columns
+from plimsoll_engine.kernels.collective_buffer import MAX_RANKS, BufferLayout
+from plimsoll_engine.kernels.ops import Ops, decode_argmax_keys
 
 if TYPE_CHECKING:
     from plimsoll_engine.kernels.all_reduce import AllReduce
@@ -59,12 +59,12 @@ class Group:
     ) -> torch.Tensor:
         """Add the sum of all ranks' ``x`` to ``residual`` in place, and return the RMSNorm.
 
-        A rank may update only some rows of ``residual``: read it with :meth:`get_stream_rows`. The
-        result is valid until the next call with the same number of rows.
+        A rank may update only some rows of ``residual``: read it with :meth:`get_residual_rows`.
+        The result is valid until the next call with the same number of rows.
         """
         return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
-    def get_stream_rows(
+    def get_residual_rows(
         self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
         """Return the rows at ``index`` int [rows] of ``residual``, complete on every rank."""
@@ -74,7 +74,7 @@ class Group:
         """Replace ``x``, of any shape and dtype, by its sum over all ranks, and return it."""
         return x
 
-    def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
+    def compute_argmax(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
         """Return the argmax of each row, int64 [rows], over the columns of ``x`` on all ranks."""
         return ops.argmax(x)
 
@@ -174,7 +174,9 @@ class ProcessGroup(Group):
         rank, size = self.shard
         if size > MAX_RANKS or sum_shape.columns * sum_shape.dtype.itemsize % 16:
             return
-        sum_layout: Layout = choose_layout(size, sum_shape.rows, sum_shape.columns, sum_shape.dtype)
+        sum_layout: BufferLayout = choose_layout(
+            size, sum_shape.rows, sum_shape.columns, sum_shape.dtype
+        )
         self._memory = PeerMemory.connect(rank, size, sum_layout.nbytes, self._exchange_bytes)
         if self._memory is not None:
             addresses = self._memory.addresses
@@ -213,22 +215,22 @@ class ProcessGroup(Group):
             return super().add_norm(ops, x, residual, weight, eps)
         return self._sums.add_norm(x, residual, weight, eps)
 
-    def get_stream_rows(
+    def get_residual_rows(
         self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
-        """Implement :meth:`Group.get_stream_rows`."""
-        if self._sums is None or not self._sums.is_shared(residual):
-            return super().get_stream_rows(ops, residual, index)
+        """Implement :meth:`Group.get_residual_rows`."""
+        if self._sums is None or not self._sums.is_split_by_rank(residual):
+            return super().get_residual_rows(ops, residual, index)
         return self.all_reduce(self._sums.get_own_rows(residual, index))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.all_reduce`. All ranks must pass the same shape and dtype."""
         return self._collectives.all_reduce(x)
 
-    def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Group.find_best_columns`, which prefers the first maximum."""
-        keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
-        return decode_columns(self._collectives.all_reduce_max(keys))
+    def compute_argmax(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        """Implement :meth:`Group.compute_argmax`, which prefers the first maximum."""
+        keys = ops.compute_argmax_keys(x, self.shard.rank * x.shape[1])
+        return decode_argmax_keys(self._collectives.all_reduce_max(keys))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the columns of ``x`` [rows, columns] on all ranks, as [rows, size * columns]."""

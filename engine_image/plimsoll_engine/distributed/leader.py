@@ -109,10 +109,11 @@ class Leader:
         return self._gather(reply_type, REPLY_TIMEOUT_S)
 
     @contextlib.contextmanager
-    def run_together(self, command: rank_ipc.Command) -> Iterator[None]:
+    def run_on_all_ranks(self, command: rank_ipc.Command) -> Iterator[None]:
         """Run the body of the ``with`` statement while all other ranks run ``command``.
 
-        Raises RanksLostError after any exception in the body, because the ranks would wait for it.
+        Raises RanksLostError after any exception in the body, because the other ranks wait in
+        collectives.
         """
         self.send(command)
         try:

@@ -142,7 +142,7 @@ class Member:
     def get_allocated_after_shutdown(
         self, allocated: int | None, baseline: int | None
     ) -> tuple[int | None, int | None]:
-        """Return this rank's ``allocated`` and ``baseline`` bytes, each summed over all ranks.
+        """Return ``allocated`` and ``baseline`` device bytes, each summed over all ranks.
 
         A sum is None on a CPU, or if a rank sent no report.
         """

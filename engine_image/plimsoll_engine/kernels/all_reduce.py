@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from plimsoll_engine.kernels.all_reduce_kernels import (
-    copy_kept_rows,
+    copy_own_rows,
     sum_shared,
     sum_whole,
     sum_words,
 )
-from plimsoll_engine.kernels.collective_buffer import COUNTER_INDEX, Layout
+from plimsoll_engine.kernels.collective_buffer import COUNTER_INDEX, BufferLayout
 from plimsoll_engine.kernels.overlap import get_launch_options
 from plimsoll_engine.kernels.sizes import (
     cdiv,
@@ -34,7 +34,9 @@ FALLBACK_RANKS = 4
 BLOCKS_PER_WAIT = 1024
 
 
-def choose_layout(num_ranks: int, max_rows: int, num_columns: int, dtype: torch.dtype) -> Layout:
+def choose_layout(
+    num_ranks: int, max_rows: int, num_columns: int, dtype: torch.dtype
+) -> BufferLayout:
     """Return the buffer layout for sums of up to ``max_rows`` rows of ``num_columns`` elements."""
     words = (
         MAX_WORD_ROWS.get(num_ranks, MAX_WORD_ROWS[FALLBACK_RANKS]) if dtype.itemsize == 2 else 0
@@ -44,7 +46,9 @@ def choose_layout(num_ranks: int, max_rows: int, num_columns: int, dtype: torch.
         if num_ranks == 2
         else MAX_WHOLE_ROWS.get(num_ranks, MAX_WHOLE_ROWS[FALLBACK_RANKS])
     )
-    return Layout(num_ranks, max_rows, num_columns, dtype.itemsize, min(words, max_rows), whole)
+    return BufferLayout(
+        num_ranks, max_rows, num_columns, dtype.itemsize, min(words, max_rows), whole
+    )
 
 
 class AllReduce:
@@ -59,7 +63,7 @@ class AllReduce:
         buffer: torch.Tensor,
         addresses: list[int],
         rank: int,
-        layout: Layout,
+        layout: BufferLayout,
         dtype: torch.dtype,
     ) -> None:
         self.layout = layout
@@ -68,7 +72,7 @@ class AllReduce:
         self.header = buffer[: (COUNTER_INDEX + 1) * 8].view(torch.int64)
         self.header[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
         nbytes = layout.max_result_rows * layout.columns * layout.itemsize
-        results = buffer[layout.results : layout.results + nbytes]
+        results = buffer[layout.results_offset : layout.results_offset + nbytes]
         self._results = results.view(dtype).view(layout.max_result_rows, layout.columns)
         self._block = next_power_of_2(layout.columns)
         self.wait_ns = TIMEOUT_NS if buffer.is_cuda else 0
@@ -79,7 +83,7 @@ class AllReduce:
         layout = self.layout
         return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
 
-    def is_shared(self, x: torch.Tensor) -> bool:
+    def is_split_by_rank(self, x: torch.Tensor) -> bool:
         """Report whether :meth:`add_norm` of ``x`` updates only a share of the rows."""
         return self.supports(x) and len(x) > self.layout.whole_rows
 
@@ -87,7 +91,7 @@ class AllReduce:
         """Return the rows at ``index`` int [rows] of ``residual``; zeros for other ranks' rows."""
         rows, columns = residual.shape
         out = residual.new_empty(len(index), columns)
-        copy_kept_rows[(len(index),)](
+        copy_own_rows[(len(index),)](
             residual, index, out, columns, self.rank, RANKS=self.layout.ranks,
             ROWS=choose_rows_per_program(rows, self._block), BLOCK=self._block,
             num_warps=choose_warps(self._block), **get_launch_options(residual.device),
@@ -99,8 +103,8 @@ class AllReduce:
     ) -> torch.Tensor:
         """Add the sum of all ranks' ``x`` to ``residual`` in place, and return the RMSNorm.
 
-        If :meth:`is_shared`, only this rank's share of ``residual`` is updated, and the result is
-        valid until the next sum.
+        If :meth:`is_split_by_rank`, only this rank's share of ``residual`` is updated, and the
+        result is valid until the next sum.
         """
         layout, rows = self.layout, len(x)
         x = x.contiguous()
@@ -110,7 +114,7 @@ class AllReduce:
         common = {"RANKS": layout.ranks, "TIMEOUT_NS": self.wait_ns, **get_launch_options(x.device)}
         if rows <= layout.word_rows and layout.itemsize == 2:
             sum_words[(rows,)](
-                *pointers, self.rank, layout.columns, eps, WORDS=layout.words,
+                *pointers, self.rank, layout.columns, eps, WORDS=layout.words_offset,
                 WORD_ROWS=layout.word_rows, BLOCK=self._block // 2,
                 num_warps=choose_warps(self._block), **common,
             )  # fmt: skip
@@ -119,16 +123,16 @@ class AllReduce:
         blocks = cdiv(rows, at_once)
         sizes = self.rank, rows, layout.columns, eps
         common |= {
-            "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,
-            "PART_ROWS": layout.max_part_rows, "PAD": next_power_of_2(layout.ranks),
-            "ROWS": at_once,
+            "ARRIVED": layout.part_signals_offset, "PARTS": layout.parts_offset,
+            "MAX_ROWS": layout.rows, "PART_ROWS": layout.max_part_rows,
+            "PAD": next_power_of_2(layout.ranks), "ROWS": at_once,
             "BLOCK": self._block, "num_warps": choose_warps(self._block * at_once),
         }  # fmt: skip
         if not shared:
             sum_whole[(blocks,)](*pointers, *sizes, **common)
         else:
             sum_shared[(blocks + cdiv(blocks, BLOCKS_PER_WAIT),)](
-                *pointers, *sizes, blocks, FINISHED=layout.finished, RESULTS=layout.results,
-                BLOCKS_PER_WAIT=BLOCKS_PER_WAIT, **common,
+                *pointers, *sizes, blocks, FINISHED=layout.result_signals_offset,
+                RESULTS=layout.results_offset, BLOCKS_PER_WAIT=BLOCKS_PER_WAIT, **common,
             )  # fmt: skip
         return out

@@ -329,7 +329,7 @@ def sum_shared(
 
 
 @triton.jit(do_not_specialize=["rank"], do_not_specialize_on_alignment=["index"])
-def copy_kept_rows(
+def copy_own_rows(
     residual, index, out, columns, rank, RANKS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip

@@ -112,7 +112,7 @@ def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Ten
     return _find_row_maxima(x, 0, return_keys=False, noise=(scales, keys))
 
 
-def find_best_keys(x: torch.Tensor, first_column: int) -> torch.Tensor:
+def compute_argmax_keys(x: torch.Tensor, first_column: int) -> torch.Tensor:
     """Return a key for each row's maximum in ``x`` [rows, columns], as int64 [rows]."""
     return _find_row_maxima(x, first_column, return_keys=True)
 

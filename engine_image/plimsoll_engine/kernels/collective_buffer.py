@@ -20,7 +20,7 @@ PAYLOAD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BufferLayout:
     """Layout for sums of up to ``rows`` rows with ``columns`` elements of ``itemsize`` bytes.
 
     Up to ``word_rows`` rows are sent in words, and up to ``whole_rows`` rows are summed by every
@@ -55,37 +55,38 @@ class Layout:
         return self.rows if self.rows > self.whole_rows else 0
 
     @property
-    def arrived(self) -> int:
+    def part_signals_offset(self) -> int:
         """Offset of the numbers of the latest parts received, int32 [half, source, block]."""
         return _align((COUNTER_INDEX + 1) * 8)
 
     @property
-    def finished(self) -> int:
+    def result_signals_offset(self) -> int:
         """Offset of the numbers of the latest results received, int32 [half, block]."""
-        return _align(self.arrived + NUM_HALVES * self.ranks * self.rows * SIGNAL_BYTES)
+        return _align(self.part_signals_offset + NUM_HALVES * self.ranks * self.rows * SIGNAL_BYTES)
 
     @property
-    def words(self) -> int:
+    def words_offset(self) -> int:
         """Offset of the words, int64 [half, source, row, word]."""
-        return _align(self.finished + NUM_HALVES * self.rows * SIGNAL_BYTES)
+        return _align(self.result_signals_offset + NUM_HALVES * self.rows * SIGNAL_BYTES)
 
     @property
-    def parts(self) -> int:
+    def parts_offset(self) -> int:
         """Offset of the parts, [half, other rank, row, column] in the sum's dtype."""
         return _align(
-            self.words + NUM_HALVES * self.ranks * self.word_rows * self.row_words * WORD_BYTES
+            self.words_offset
+            + NUM_HALVES * self.ranks * self.word_rows * self.row_words * WORD_BYTES
         )
 
     @property
-    def results(self) -> int:
+    def results_offset(self) -> int:
         """Offset of the results of shared sums, [row, column] in the sum's dtype."""
         sources = NUM_HALVES * (self.ranks - 1)
-        return _align(self.parts + sources * self.part_nbytes)
+        return _align(self.parts_offset + sources * self.part_nbytes)
 
     @property
     def nbytes(self) -> int:
         """Size of the buffer in bytes."""
-        return _align(self.results + self.max_result_rows * self.columns * self.itemsize)
+        return _align(self.results_offset + self.max_result_rows * self.columns * self.itemsize)
 
 
 def _align(nbytes: int) -> int:

@@ -48,8 +48,8 @@ def exchange(
     ``TOTAL``), "max" (keep the largest), or "first" (keep those of rank 0).
 
     ``count`` is a multiple of ``VECTOR_ELEMENTS``. ``ARRIVED`` and ``PARTS`` are the byte offsets
-    of signals and parts in a :class:`plimsoll_engine.kernels.collective_buffer.Layout`. A part has
-    ``PART`` elements. A kernel that waits ``TIMEOUT_NS`` traps; 0 means no limit.
+    of signals and parts in a :class:`plimsoll_engine.kernels.collective_buffer.BufferLayout`. A
+    part has ``PART`` elements. A kernel that waits ``TIMEOUT_NS`` traps; 0 means no limit.
     """
     block = tl.program_id(0)
     count = tl.multiple_of(count, VECTOR_ELEMENTS)
@@ -148,7 +148,8 @@ class Collectives:
             part = flat[begin : begin + most]
             exchange[(cdiv(len(part), block),)](
                 part, results[begin:], sums.header, sums.rank, len(part), len(flat),
-                ARRIVED=layout.arrived, PARTS=layout.parts, PART=layout.part_nbytes // x.itemsize,
+                ARRIVED=layout.part_signals_offset, PARTS=layout.parts_offset,
+                PART=layout.part_nbytes // x.itemsize,
                 MAX_BLOCKS=layout.rows, RANKS=layout.ranks, PAD=next_power_of_2(layout.ranks),
                 KIND=kind, TOTAL=_choose_accumulator(x.dtype), BLOCK=block, VECTOR_ELEMENTS=vector,
                 TIMEOUT_NS=sums.wait_ns, num_warps=NUM_WARPS, **get_launch_options(x.device),

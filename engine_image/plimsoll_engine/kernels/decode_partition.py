@@ -13,14 +13,11 @@ MAX_WIDE_ROW_BYTES = 256
 
 
 class Partition(NamedTuple):
-    """Partition of each context into up to ``splits`` parts of at least ``tokens`` tokens.
+    """Partition of each context into parts, each for one program."""
 
-    One program computes each part, and reads ``tile`` tokens at a time.
-    """
-
-    tile: int
-    splits: int
-    tokens: int = 0
+    tile: int  # tokens that a program reads at a time
+    splits: int  # maximum number of parts
+    tokens: int = 0  # minimum number of tokens in a part
 
 
 # Pairs (maximum number of contexts * kv heads, partition up to that number). With more contexts,

@@ -25,16 +25,12 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
-    """Tile sizes and launch options of the grouped products.
+    """Tile sizes and launch options of the grouped products."""
 
-    A program computes ``columns`` results for each of ``rows`` pairs, and reads ``depth`` inputs at
-    a time.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    sort: int
+    rows: int  # pairs of a program
+    columns: int  # results of a program for each pair
+    depth: int  # inputs that a program reads at a time
+    sort: int  # pairs that the sort by expert processes at a time
     warps: int
     stages: int
 

@@ -31,17 +31,13 @@ MIN_SPLIT_INPUTS = 4096
 
 
 class Tile(NamedTuple):
-    """Tile of ``size`` columns of the result, computed by ``parts`` programs together.
+    """Tile of the result, and how programs compute it."""
 
-    A program reads blocks of ``depth`` inputs, with up to ``stages`` blocks in flight. It
-    prefetches ``ahead`` bytes of each row.
-    """
-
-    size: int
-    depth: int
-    stages: int
-    parts: int = 1
-    ahead: int = 1024
+    size: int  # Columns of the result.
+    depth: int  # Inputs that a program reads at a time.
+    stages: int  # Maximum number of reads in flight.
+    parts: int = 1  # Programs that share the tile.
+    ahead: int = 1024  # Bytes of each row that a program prefetches.
 
 
 def choose_tile(size: int, columns: int, silu: bool, padded: int) -> Tile:

@@ -22,7 +22,7 @@ from plimsoll_engine.kernels.whole_prompts import (
     FreshRows,
     PromptJoinPolicy,
     append_tail,
-    attend_whole,
+    attend_whole_prompts,
     count_rows_of_smallest_call,
     count_tail_rows,
     get_whole_prompts,
@@ -166,14 +166,14 @@ class FusedOps:
         """Implement :meth:`Ops.attend`, with separate kernels for decode rows and prompts."""
         out = torch.empty_like(query) if out is None else out
         self._attend_paged(query, plan, layer, scale, window, out)
-        for first, prompts in attend_whole(query, plan, scale, window):
+        for first, prompts in attend_whole_prompts(query, plan, scale, window):
             # A prompt's rows are contiguous on both sides, so the copy runs at memory bandwidth.
             for number, rows in enumerate(prompts):
                 begin = first + number * len(rows)
                 out[begin : begin + len(rows)].copy_(rows)
         return out
 
-    def add_attended(
+    def add_attention(
         self,
         query: torch.Tensor,
         plan: StepPlan,
@@ -183,7 +183,7 @@ class FusedOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Implement :meth:`Ops.add_attended`, without copying the attention of long prompts."""
+        """Implement :meth:`Ops.add_attention`, without copying the attention of long prompts."""
         if count_rows_of_smallest_call(plan, window) * weight.shape[0] < MIN_SEPARATE_OUTPUTS:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
@@ -191,7 +191,7 @@ class FusedOps:
             out = torch.empty_like(query[:before])
             self._attend_paged(query, plan, layer, scale, window, out)
             self.add_product(out.flatten(1), weight, into[:before])
-        for first, prompts in attend_whole(query, plan, scale, window):
+        for first, prompts in attend_whole_prompts(query, plan, scale, window):
             count, rows = prompts.shape[:2]
             own = into[first : first + count * rows].unflatten(0, (count, rows))
             own.baddbmm_(prompts.flatten(2), weight.t().expand(count, -1, -1))
@@ -247,9 +247,9 @@ class FusedOps:
         """Implement :meth:`Ops.draw` in two kernels."""
         return argmax.draw(logits.contiguous(), scales, keys)
 
-    def find_best_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
-        """Implement :meth:`Ops.find_best_keys` in two kernels."""
-        return argmax.find_best_keys(x, first_column)
+    def compute_argmax_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
+        """Implement :meth:`Ops.compute_argmax_keys` in two kernels."""
+        return argmax.compute_argmax_keys(x, first_column)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Ops.silu_mul` in one kernel."""

@@ -14,7 +14,7 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 class Ops(Protocol):
     """Operations on tensors with one row per token.
 
-    From ``min_add_rows`` rows on, :meth:`add_product` and :meth:`add_attended` are faster than a
+    From ``min_add_rows`` rows on, :meth:`add_product` and :meth:`add_attention` are faster than a
     product and a separate addition.
     """
 
@@ -110,7 +110,7 @@ class Ops(Protocol):
         """
         ...
 
-    def add_attended(
+    def add_attention(
         self,
         query: torch.Tensor,
         plan: StepPlan,
@@ -194,11 +194,11 @@ class Ops(Protocol):
         """
         ...
 
-    def find_best_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
+    def compute_argmax_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
         """Return a key for each row's maximum in ``x`` [rows, columns], as int64 [rows].
 
         Each row of ``x`` is the part of a wider row from ``first_column`` on. The largest key of
-        all parts gives the column of the wider row's maximum (:func:`decode_columns`).
+        all parts gives the column of the wider row's maximum (:func:`decode_argmax_keys`).
         """
         ...
 
@@ -221,7 +221,7 @@ KEY_LOWER_MASK = (1 << 32) - 1
 UPPER_KEY_HALF_OF_MINUS_INFINITY = -0x7F800001
 
 
-def decode_columns(keys: torch.Tensor) -> torch.Tensor:
+def decode_argmax_keys(keys: torch.Tensor) -> torch.Tensor:
     """Return the columns that ``keys`` int64 [rows] encode, as int64 [rows].
 
     The column is -1 for a row of only NaN and minus infinity.

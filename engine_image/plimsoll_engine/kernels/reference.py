@@ -17,26 +17,20 @@ from plimsoll_engine.kernels.step_plan import Pages, StepPlan
 
 @dataclass(slots=True)
 class Prefill:
-    """Prompt chunk: the rows ``start:stop`` of a step, which are the last tokens of a sequence.
-
-    ``slots`` int64 [context] are the slots of the whole sequence in the KV pool.
-    """
+    """Prompt chunk: the rows ``start:stop`` of a step, which are the last tokens of a sequence."""
 
     start: int
     stop: int
-    slots: torch.Tensor
+    slots: torch.Tensor  # int64 [context], of the whole sequence in the KV pool
 
 
 @dataclass(slots=True)
 class GatheredSlots:
-    """Slots and masks of all contexts, computed once per step for all layers.
+    """Slots and masks of all contexts, computed once per step for all layers."""
 
-    ``decode_slots`` is int64 [decodes, longest context]. ``masks`` is by (index of the prefill or
-    -1 for the decode rows, window).
-    """
-
-    decode_slots: torch.Tensor
+    decode_slots: torch.Tensor  # int64 [decodes, longest context]
     prefills: list[Prefill]
+    # By (index of the prefill or -1 for the decode rows, window).
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
 
 
@@ -140,7 +134,7 @@ class ReferenceOps:
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return attended if out is None else out.copy_(attended)
 
-    def add_attended(
+    def add_attention(
         self,
         query: torch.Tensor,
         plan: StepPlan,
@@ -150,7 +144,7 @@ class ReferenceOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Implement :meth:`Ops.add_attended`."""
+        """Implement :meth:`Ops.add_attention`."""
         self.add_product(self.attend(query, plan, layer, scale, window).flatten(1), weight, into)
 
     def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
@@ -200,8 +194,8 @@ class ReferenceOps:
         """Implement :meth:`Ops.draw`."""
         return by_noise.draw(logits, scales, keys)
 
-    def find_best_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
-        """Implement :meth:`Ops.find_best_keys`."""
+    def compute_argmax_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
+        """Implement :meth:`Ops.compute_argmax_keys`."""
         value = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         highest, column = value.max(dim=-1)
         # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.

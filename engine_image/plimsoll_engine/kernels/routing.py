@@ -26,16 +26,12 @@ OWNERS_PER_STORE = tl.constexpr(128)
 
 
 class Routes(NamedTuple):
-    """Routing of a step's rows to experts. Pair p belongs to row ``p // top_k``.
+    """Routing of a step's rows to experts. Pair p belongs to row ``p // top_k``."""
 
-    ``shares`` [rows, top_k] are the weights of each row's experts. ``order`` int32 [blocks * pairs
-    per block] are the pairs sorted by expert, padded with the number of pairs. ``owners`` int32
-    [blocks] are the experts of the blocks, or -1.
-    """
-
-    shares: torch.Tensor
+    shares: torch.Tensor  # [rows, top_k], the weights of each row's experts
+    # int32 [blocks * pairs per block], the pairs by expert, padded with their number.
     order: torch.Tensor
-    owners: torch.Tensor
+    owners: torch.Tensor  # int32 [blocks], the experts of the blocks; -1 for none
 
 
 @triton.jit

@@ -31,13 +31,10 @@ class KVShape(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """Keys, or values, of one layer: ``rows`` [slots, kv heads, dim].
+    """Keys, or values, of one layer."""
 
-    ``scales`` float32 [blocks, kv heads, block size] are the scales of e4m3 rows, else None.
-    """
-
-    rows: torch.Tensor
-    scales: torch.Tensor | None = None
+    rows: torch.Tensor  # [slots, kv heads, dim]
+    scales: torch.Tensor | None = None  # float32 [blocks, kv heads, block size], for e4m3 rows
 
 
 class RowAdapters(Protocol):
@@ -55,61 +52,40 @@ class RowAdapters(Protocol):
 
 @dataclass(slots=True)
 class NeededPlan:
-    """Rows of a step whose hidden states are needed after the step.
+    """Rows of a step whose hidden states are needed after the step."""
 
-    ``rows`` int32 [needed] are their indices. ``plan`` is the plan for only these rows, except that
-    ``plan.write_slots`` has the slots of all rows.
-    """
-
-    rows: torch.Tensor
-    plan: StepPlan
+    rows: torch.Tensor  # int32 [needed], their indices.
+    plan: StepPlan  # For only these rows, but write_slots has the slots of all rows.
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Plan of a step: which slots of the KV pool it reads and writes, the same in every layer.
+    """Plan of a step: which slots of the KV pool it reads and writes, the same in every layer."""
 
-    Attributes:
-        keys, values: [layers, slots, kv heads, dim]. Slot ``b * block_size + i`` is token i of
-            block b.
-        write_slots: int64 [tokens], the slots of the step's tokens; negative for padding rows.
-        tables: int32 [sequences, width], the block numbers of each sequence.
-        contexts: int32 [sequences], the number of tokens of each sequence, including those of the
-            step; 0 for padding.
-        starts: int32 [sequences + 1], the index of the first row of each sequence.
-        decodes: Number of sequences with one row each. These come first.
-        longest: Maximum number of rows of a sequence with more than one row.
-        fresh: Numbers of rows, in ascending order, of the sequences whose whole context is in the
-            step. These come last.
-        derived: Data that the backend computes once per step, or keeps until attention reads it.
-        attended: In models with cross attention, (number of rows, encoder output) for each
-            sequence.
-        adapters: LoRA adapters of the step's rows; None without adapters.
-        context_limit: Maximum number of tokens in a context, or 0 if unknown.
-        scales: float32 [2, layers, slots, kv heads], the scales of an FP8 pool in the order of
-            :class:`Pages`; None for other pools.
-        needed: Rows that the last layer computes; None means all rows.
-        joined: Lengths of whole prompts for which the backend computes all prompts of equal length
-            in one call.
-
-    """
-
+    # [layers, slots, kv heads, dim]; slot b * block_size + i is token i of block b.
     keys: torch.Tensor
-    values: torch.Tensor
+    values: torch.Tensor  # Likewise.
     block_size: int
+    # int64 [tokens], the slots of the step's tokens; negative for padding rows.
     write_slots: torch.Tensor
-    tables: torch.Tensor
+    tables: torch.Tensor  # int32 [sequences, width], the block numbers of each sequence.
+    # int32 [sequences], their lengths with the tokens of the step; 0 for padding.
     contexts: torch.Tensor
-    starts: torch.Tensor
-    decodes: int
-    longest: int = 0
+    starts: torch.Tensor  # int32 [sequences + 1], the index of the first row of each sequence.
+    decodes: int  # Number of sequences with one row each, which come first.
+    longest: int = 0  # Maximum number of rows of the other sequences.
+    # Ascending numbers of rows of the last sequences, whose whole context is in the step.
     fresh: tuple[int, ...] = ()
+    # Data that the backend computes once per step, or keeps until attention reads it.
     derived: Any = None
+    # (number of rows, encoder output) of each sequence, for cross attention.
     attended: list[tuple[int, torch.Tensor]] | None = None
     adapters: RowAdapters | None = None
-    context_limit: int = 0
+    context_limit: int = 0  # Maximum number of tokens in a context, or 0 if unknown.
+    # float32 [2, layers, slots, kv heads] in the order of Pages, for FP8.
     scales: torch.Tensor | None = None
-    needed: NeededPlan | None = None
+    needed: NeededPlan | None = None  # Rows that the last layer computes; None means all rows.
+    # Lengths of whole prompts that the backend computes together.
     joined: frozenset[int] = frozenset()
 
     def get_pages(self, layer: int) -> tuple[Pages, Pages]:

@@ -80,13 +80,10 @@ def _pad_length(num_rows: int) -> int:
 
 
 class FreshRows(NamedTuple):
-    """Keys, values and queries of the step's tokens in one layer, in the model's dtype.
+    """Keys, values and queries of the step's tokens in one layer, in the model's dtype."""
 
-    ``pairs`` [2, tokens + tail, kv heads, dim] are the keys and the values. ``query`` is [tokens +
-    tail, heads, dim]; None if the queries do not have the tail yet.
-    """
-
-    pairs: torch.Tensor
+    pairs: torch.Tensor  # [2, tokens + tail, kv heads, dim], the keys and the values
+    # [tokens + tail, heads, dim]; None if the queries have no tail yet.
     query: torch.Tensor | None = None
 
 
@@ -163,7 +160,7 @@ def _attend_causally(
     return attended[:, :, :rows_per_prompt].transpose(1, 2)
 
 
-def attend_whole(
+def attend_whole_prompts(
     query: torch.Tensor, plan: StepPlan, scale: float, window: int | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Compute the attention of all whole prompts in ``query`` [tokens, heads, dim].

@@ -30,15 +30,11 @@ RECLAIM_TIMEOUT_S = 2.0
 
 @dataclass(slots=True)
 class Transfer:
-    """Copy of blocks that is in progress.
+    """Copy of blocks that is in progress."""
 
-    ``keys`` are hashes, ``blocks`` are numbers on the device, and ``slots`` are numbers on the
-    host.
-    """
-
-    keys: list[bytes]
-    blocks: list[int]
-    slots: list[int]
+    keys: list[bytes]  # hashes
+    blocks: list[int]  # numbers on the device
+    slots: list[int]  # numbers on the host
     ticket: CopyTicket
     copy_to_host: bool
     allocation_counts: list[int] = field(default_factory=list)
@@ -76,7 +72,8 @@ class Offload:
         slots = size_bytes // block_bytes
         if slots < 1:
             raise ValueError(
-                f"KV offload needs at least {block_bytes} bytes for one KV block, got {size_bytes}"
+                f"--kv-offload-bytes must be at least {block_bytes}, the size of one KV block, got"
+                f" {size_bytes}"
             )
         return cls(pool, BlockCopier(kv, pool.block_size, slots, scales), slots)
 
@@ -181,9 +178,7 @@ class Offload:
         ages = [age for t in self.transfers if (age := now - t.started) > STALE_TRANSFER_S]
         if not ages:
             return []
-        return [
-            f"{len(ages)} KV transfers are not polled; the oldest has run for {max(ages):.0f} s"
-        ]
+        return [f"{len(ages)} KV transfers are stuck; the oldest started {max(ages):.0f} s ago"]
 
     def find_problems(self) -> list[str]:
         """Return an audit message for each inconsistency in this cache."""

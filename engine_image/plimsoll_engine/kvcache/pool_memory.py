@@ -16,14 +16,10 @@ from plimsoll_engine.kvcache.block_sums import combine_block_sums, compute_block
 
 
 class PoolTensors(NamedTuple):
-    """Tensors of a KV pool.
+    """Tensors of a KV pool."""
 
-    ``pairs`` [2, layers, slots, heads, dim] are the keys and values. ``scales`` float32 [2, layers,
-    slots, heads] are None unless the pool is FP8.
-    """
-
-    pairs: torch.Tensor
-    scales: torch.Tensor | None
+    pairs: torch.Tensor  # [2, layers, slots, heads, dim], the keys and the values
+    scales: torch.Tensor | None  # float32 [2, layers, slots, heads], for FP8
 
     @property
     def nbytes(self) -> int:

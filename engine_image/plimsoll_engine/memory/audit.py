@@ -31,8 +31,8 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
     counted = engine.pool.count_references()
     if engine.pool.num_references != sum(counted.values()):
         return [
-            f"the blocks have {sum(counted.values())} references, but the pool has counted "
-            f"{engine.pool.num_references}"
+            f"the blocks have {sum(counted.values())} references in total, but the pool counted"
+            f" {engine.pool.num_references}"
         ]
     wrong = [block for block in owned.keys() | counted if owned[block] != counted.get(block, 0)]
     if not wrong:
@@ -40,7 +40,7 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
     block = min(wrong)
     return [
         f"{len(wrong)} blocks have a wrong number of references; block {block} has"
-        f" {counted.get(block, 0)}, but is in {owned[block]} block tables and transfers"
+        f" {counted.get(block, 0)}, but {owned[block]} block tables and transfers contain it"
     ]
 
 
@@ -51,7 +51,7 @@ def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
     queued.update(engine.grammars)
     if queued == Counter(engine.requests.keys()):
         return scheduler.waiting.find_problems()
-    return [f"{queued.total()} requests are queued, but {len(engine.requests)} are known"]
+    return [f"the queues have {queued.total()} requests, but the engine has {len(engine.requests)}"]
 
 
 def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:

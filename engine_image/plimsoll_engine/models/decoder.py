@@ -158,7 +158,7 @@ class Decoder:
     def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each row's likeliest token, int64 [rows], and this rank's part of the logits."""
         logits = self._compute_own_logits(hidden)
-        return self.group.find_best_columns(self._ops, logits), logits
+        return self.group.compute_argmax(self._ops, logits), logits
 
     def _compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         ops, head = self._ops, self._tensors["head"]
@@ -250,7 +250,7 @@ class Decoder:
             if not len(rows):
                 return x[:0]
             x, rotary = ops.gather_rows(x, rows), ops.gather_rows(rotary, rows)
-            stream = self.group.get_stream_rows(ops, stream, rows)
+            stream = self.group.get_residual_rows(ops, stream, rows)
             query = self._compute_last_query(x, rotary, layer, plan.adapters)
         x = self._add_attention(stream, query, index, plan)
         return self._add_mlp(stream, x, index, plan.adapters)
@@ -287,7 +287,7 @@ class Decoder:
             stream, layer.out_bias, adapters
         ):
             scale, window = self.spec.dim**-0.5, self.spec.windows[index]
-            self._ops.add_attended(query, plan, index, scale, window, layer.out, stream)
+            self._ops.add_attention(query, plan, index, scale, window, layer.out, stream)
             return self._ops.rms_norm(stream, layer.mlp_norm, self.spec.eps)
         attended = self.attend(query, index, plan)
         return self._add_output_projection(stream, attended.flatten(1), index, adapters)

@@ -100,14 +100,11 @@ def _read_windows(config: Any) -> list[int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tensor of the model: its shape, and the checkpoint tensors that it concatenates.
+    """Tensor of the model: its shape, and the checkpoint tensors that it concatenates."""
 
-    ``sources`` are pairs (name, number of rows). ``split`` is the dimension in which the ranks
-    split each source; None if each rank loads all of it.
-    """
-
-    sources: tuple[tuple[str, int], ...]
+    sources: tuple[tuple[str, int], ...]  # (name of a checkpoint tensor, number of rows)
     shape: tuple[int, ...]
+    # Dimension in which the ranks split each source; None if each loads all of it.
     split: int | None = None
     shard: Shard = WHOLE_MODEL
     # None means the model's dtype.

@@ -37,15 +37,12 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 class LoraTarget(NamedTuple):
-    """Projection that an adapter may change.
-
-    It has ``rows`` rows of the matrix ``matrix`` of ``layer``, from row ``first`` on.
-    """
+    """Projection that an adapter may change: some rows of a matrix of a layer."""
 
     layer: int
     matrix: str
-    first: int
-    rows: int
+    first: int  # first row of the projection in the matrix
+    rows: int  # number of its rows
     columns: int
 
     def compute_nbytes(self, rank: int, dtype: torch.dtype) -> int:
@@ -71,28 +68,21 @@ def find_targets(parts: Mapping[str, Part]) -> dict[str, LoraTarget]:
 
 
 class LoraDelta(NamedTuple):
-    """Low-rank matrices of a projection, which begins at row ``first`` of its matrix.
+    """Low-rank matrices of a projection, in the model's dtype."""
 
-    ``a`` is [rank, in] and ``b`` is [out, rank], in the model's dtype. ``b`` includes the scale.
-    """
-
-    first: int
-    a: torch.Tensor
-    b: torch.Tensor
+    first: int  # first row of the projection in its matrix
+    a: torch.Tensor  # [rank, in]
+    b: torch.Tensor  # [out, rank], times the scale
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Adapter:
-    """Loaded adapter, with its low-rank matrices by (layer, matrix).
-
-    ``number`` is unique, even if an adapter with the same ``name`` is loaded again. ``digest``
-    identifies the contents of the files.
-    """
+    """Loaded LoRA adapter."""
 
     name: str
-    number: int
-    deltas: dict[tuple[int, str], list[LoraDelta]]
-    digest: bytes
+    number: int  # unique, even if the adapter is loaded again
+    deltas: dict[tuple[int, str], list[LoraDelta]]  # low-rank matrices by (layer, matrix)
+    digest: bytes  # of the files
 
     @property
     def nbytes(self) -> int:

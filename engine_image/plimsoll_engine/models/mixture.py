@@ -18,16 +18,12 @@ Sources = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Experts of a model: their number, size and routing, and the layers that have experts.
-
-    Each row is sent to its ``top_k`` best experts. Their weights add up to 1 if ``normalised``.
-    ``width`` is the intermediate size of an expert.
-    """
+    """Experts of a model, and the layers that have experts."""
 
     experts: int
-    top_k: int
-    width: int
-    normalised: bool
+    top_k: int  # experts of each row
+    width: int  # intermediate size of an expert
+    normalised: bool  # whether the weights of a row's experts add up to 1
     layers: frozenset[int]
 
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Callable
 MAX_RECORDED_SPANS = 32
 
 
-class Activity:
+class ActivityRecorder:
     """Recorder of consecutive spans of one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -31,7 +31,7 @@ from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.speculation import drafting
 from plimsoll_engine.core.speculation.draft_model import DraftModel
-from plimsoll_engine.core.warmup import load_kernels, load_sampling, warm_up
+from plimsoll_engine.core.warmup import load_kernels, load_sampling_kernels, warm_up
 from plimsoll_engine.distributed.group import AllReduceShape
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.distributed.link import LeaderConnection
@@ -131,7 +131,7 @@ class CoreLifecycle:
                 if self.device.is_cuda and not self.member.is_follower:
                     # An error here is ignored: it occurs again when the kernels are needed.
                     vocabulary_size = loader.get_text_config(self._model_config).vocab_size
-                    executor.submit(load_sampling, vocabulary_size, dtype, device)
+                    executor.submit(load_sampling_kernels, vocabulary_size, dtype, device)
             if not self.member.is_single_process:
                 with self._time_stage("ranks_met"):
                     self.member.join_group()
@@ -270,7 +270,7 @@ class CoreLifecycle:
                     pool, runner.kv, config.kv_offload_bytes, runner.kv_scales
                 )
             except ValueError as error:
-                raise SettingsError(f"--kv-offload-bytes: {error}") from None
+                raise SettingsError(str(error)) from None
         return engine
 
     def hand_over(self) -> bytes:

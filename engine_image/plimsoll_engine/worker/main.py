@@ -45,7 +45,7 @@ from plimsoll_engine.process.host_memory import (
 )
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import count_cores_per_process
-from plimsoll_engine.worker.activity import Activity
+from plimsoll_engine.worker.activity import ActivityRecorder
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
 from plimsoll_engine.worker.hooks import WorkerHooks, create_worker_hooks
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
@@ -203,7 +203,7 @@ class Worker:
         self.python = PythonMemoryEstimator()
         self.allocations = AllocationReporter()
         self.stopping = self._handover_requested = False
-        self._activity = Activity()
+        self._activity = ActivityRecorder()
         self._stop_stages_s: dict[str, float] = {}
         self._next_report = self._next_capture = time.monotonic() + FIRST_CAPTURE_DELAY_S
 
@@ -259,7 +259,7 @@ class Worker:
         now = time.monotonic()
         overdue = now >= self._next_capture + MAX_CAPTURE_DELAY_S
         if now >= self._next_capture and (overdue or not self.channel.is_readable()):
-            missing = self.engine.capture_more()
+            missing = self.engine.capture_next_graph()
             pause_s = CAPTURE_INTERVAL_S if missing else math.inf
             self._next_capture = now + (pause_s if self.engine.has_work else pause_s / 10)
 

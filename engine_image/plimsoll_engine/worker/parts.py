@@ -66,7 +66,7 @@ class DeviceContext:
 
     def close(self) -> None:
         """Release the device memory in torch's caches. Idempotent."""
-        if has_compiled():
+        if has_used_torch_compile():
             torch.compiler.reset()
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):  # the interpreter's own references to a traceback
@@ -221,7 +221,7 @@ def _count_bytes(model: Model) -> int:
     return sum(tensor.nbytes for tensor in model.get_parameters().values())
 
 
-def has_compiled() -> bool:
+def has_used_torch_compile() -> bool:
     """Report whether torch.compile has compiled anything in this process."""
     # Importing the compiler only to reset it would add 2 s to a restart.
     dynamo = sys.modules.get("torch._dynamo.utils")

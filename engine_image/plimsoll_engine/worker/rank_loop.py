@@ -62,7 +62,7 @@ class Follower:
             case rank_ipc.Step(inputs):
                 self._pool.compute_as_follower(inputs)
             case rank_ipc.CaptureGraph():
-                self._pool.capture_more()
+                self._pool.capture_next_graph()
             case rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest):
                 self._pool.capture_graphs(max_rows, max_blocks, later, longest)
             case rank_ipc.CreatePool(num_blocks, block_size, layers, shared):

@@ -52,7 +52,7 @@ class EncoderOutputs:
         for key in keys:
             self._tensors.pop(key, None)
 
-    def prepare_step(
+    def encode_and_embed(
         self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
     ) -> torch.Tensor | None:
         """Encode the media of ``chunks``. Return the step's input embeddings [tokens, hidden].

@@ -103,10 +103,10 @@ class Forward:
     def capture_graphs(
         self, max_rows: int, max_blocks: int, deferred: bool = False, max_prompt_tokens: int = 0
     ) -> None:
-        """Capture decode steps as CUDA graphs for a few batch sizes. Do nothing on a CPU.
+        """Capture decode steps as CUDA graphs for a few batch sizes, unless ``deferred``.
 
-        :meth:`capture_more` captures the other sizes, up to ``max_rows`` rows. If ``deferred``, it
-        captures all sizes, and steps with prompts of up to ``max_prompt_tokens`` tokens.
+        :meth:`capture_next_graph` captures the rest: all sizes up to ``max_rows`` rows, and steps
+        with prompts of up to ``max_prompt_tokens`` tokens. Do nothing on a CPU.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -130,11 +130,11 @@ class Forward:
 
     @property
     def has_missing_graphs(self) -> bool:
-        """Whether :meth:`capture_more` has work left."""
+        """Whether :meth:`capture_next_graph` has work left."""
         known = [graphs for graphs in (self.graphs, self.layers) if graphs is not None]
         return any(graphs.has_uncaptured_sizes for graphs in known) or bool(self._unplanned)
 
-    def capture_more(self) -> bool:
+    def capture_next_graph(self) -> bool:
         """Capture one graph, or plan attention for one prompt length. Return False if all exist."""
         for graphs in (self.graphs, self.layers):
             if graphs is not None and graphs.capture_next():
@@ -221,7 +221,7 @@ class Forward:
         if needed is not None:
             step.needed = self._locate_needed_rows(step, needed, inputs, chunks)
         ids = ids.long()
-        embeds = None if self.outputs is None else self.outputs.prepare_step(chunks, ids, step)
+        embeds = None if self.outputs is None else self.outputs.encode_and_embed(chunks, ids, step)
         layers = self.layers if adapters is None and embeds is None else None
         with self._ops.create_step_context(step):
             if layers is not None and layers.has_graph(len(ids)):

@@ -20,21 +20,18 @@ BANNED_BIAS = -1e30
 
 @dataclass(slots=True)
 class LogitEdits:
-    """Edits of the logits of one step.
-
-    ``biases[i]`` is added to the logit of token ``bias_tokens[i]`` in row ``bias_rows[i]``.
-    ``penalized`` lists (row, sampling parameters, token counts) for each row with a penalty.
-    """
+    """Edits of the logits of one step."""
 
     bias_rows: list[int] = field(default_factory=list)
     bias_tokens: list[int] = field(default_factory=list)
+    # Added to the logits of bias_tokens in bias_rows.
     biases: list[float] = field(default_factory=list)
     penalized: list[tuple[int, Sampling, TokenCounts]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.bias_rows or self.penalized)
 
-    def collect_row(
+    def add_row_edits(
         self,
         row: int,
         sampling: Sampling,

@@ -14,27 +14,20 @@ from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 # With fewer rows to skip, all rows are computed. Skipping needs six more small kernels, and a few
 # rows add little to the time for reading weights.
-MIN_ROWS_SAVED = 128
+MIN_SKIPPED_ROWS = 128
 
 
 @dataclass(slots=True)
 class NeededRows:
-    """Rows of a step whose hidden states are needed after the step, as arrays on the host.
+    """Rows of a step whose hidden states are needed after the step, as arrays on the host."""
 
-    ``rows`` int32 [needed] are the indices of the needed rows. ``sequences`` int32 are the
-    sequences with needed rows: first ``decodes`` sequences with one such row each. ``starts`` are
-    the offsets of the sequences in ``rows``. ``longest`` is the maximum number of needed rows of
-    the other sequences. ``last`` and ``scored`` are as in
-    :class:`plimsoll_engine.messages.rank_ipc.Inputs`, but are indices into ``rows``.
-    """
-
-    rows: Array
-    sequences: Array
-    starts: Array
-    decodes: int
-    longest: int
-    last: Array
-    scored: Array
+    rows: Array  # int32 [needed], the indices of the needed rows.
+    sequences: Array  # int32, the sequences with needed rows, those with one such row first.
+    starts: Array  # Offsets of the sequences in rows.
+    decodes: int  # Number of sequences with one needed row.
+    longest: int  # Maximum number of needed rows of the other sequences.
+    last: Array  # As in rank_ipc.Inputs, but as indices into rows.
+    scored: Array  # As in rank_ipc.Inputs, but as indices into rows.
 
 
 def find_needed_rows(inputs: Inputs) -> NeededRows | None:
@@ -50,7 +43,7 @@ def find_needed_rows(inputs: Inputs) -> NeededRows | None:
     np.minimum.at(begins, owners, read)
     counts = ends - begins
     total = int(counts.sum())
-    if len(inputs.ids) - total < MIN_ROWS_SAVED:
+    if len(inputs.ids) - total < MIN_SKIPPED_ROWS:
         return None
     some = np.flatnonzero(counts)
     sequences = some[np.argsort(counts[some] > 1, kind="stable")].astype(np.int32)

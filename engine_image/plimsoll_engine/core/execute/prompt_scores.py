@@ -22,30 +22,22 @@ MAX_SCORED_ROWS = 32
 
 
 class ScoredRows(NamedTuple):
-    """Rows of one request that a step scores.
-
-    The first one has the index ``row`` in the step, and belongs to token ``first`` of the request.
-    ``targets`` are the IDs of the tokens that follow the rows.
-    """
+    """Rows of one request that a step scores."""
 
     request: Request
-    row: int
-    first: int
-    targets: Sequence[int]
+    row: int  # index of the first one in the step
+    first: int  # index of its token in the request
+    targets: Sequence[int]  # IDs of the tokens that follow the rows
 
 
 @dataclass(slots=True)
 class Scores:
-    """Scores of the prompt tokens that follow each row.
+    """Scores of the prompt tokens that follow each row."""
 
-    ``chosen`` float32 [rows] are log probabilities, and ``ranks`` int32 [rows] ranks in the
-    vocabulary. ``top_ids`` int32 and ``top`` float32 are [rows, largest requested number].
-    """
-
-    chosen: torch.Tensor
-    ranks: torch.Tensor
-    top_ids: torch.Tensor
-    top: torch.Tensor
+    chosen: torch.Tensor  # float32 [rows], their log probabilities
+    ranks: torch.Tensor  # int32 [rows], their ranks in the vocabulary
+    top_ids: torch.Tensor  # int32 [rows, largest requested number], the likeliest tokens
+    top: torch.Tensor  # float32, their log probabilities
 
     def copy_to_host(self) -> Scores:
         """Return a copy in host memory, which is valid once the stream has completed it."""

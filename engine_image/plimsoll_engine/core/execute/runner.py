@@ -24,7 +24,7 @@ from plimsoll_engine.core.execute.prompt_scores import (
 from plimsoll_engine.core.execute.sampling import (
     SampledTokens,
     SamplingPlan,
-    create_row,
+    create_sampling_row,
     plan_sampling,
     sample,
 )
@@ -53,27 +53,20 @@ class NextToken(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Next tokens of one request: one token, and another for each accepted draft.
-
-    ``drafts`` is the number of drafts that were verified.
-    """
+    """Next tokens of one request: one token, and another for each accepted draft."""
 
     request: Request
     tokens: list[NextToken]
-    drafts: int
+    drafts: int  # number of drafts that were verified
 
 
 @dataclass(slots=True)
 class InFlightStep:
-    """Launched step whose tokens have not been read yet.
+    """Launched step whose tokens have not been read yet."""
 
-    ``sampled`` has one row for the next token of a request, and one for each of its ``drafts``.
-    References to requests are weak, because a request may end before the step does.
-    """
-
-    requests: list[ref[Request]]
+    requests: list[ref[Request]]  # weak, because a request may end before the step does
     drafts: list[Sequence[int]]
-    sampled: SampledTokens | None
+    sampled: SampledTokens | None  # one row for each request, and one for each of its drafts
     # CUDA event that follows the copy of the tokens to the host; None on a CPU.
     copied: Any
     scored: LaunchedScores | None = None
@@ -157,12 +150,12 @@ class Runner(Forward):
         with self._run_on_ranks(command):
             super().capture_graphs(max_rows, max_blocks, deferred, max_prompt_tokens)
 
-    def capture_more(self) -> bool:
+    def capture_next_graph(self) -> bool:
         """Capture one more graph on every rank. Return False if none is left."""
         if not self.has_missing_graphs:
             return False
         with self._run_on_ranks(rank_ipc.CaptureGraph()):
-            return super().capture_more()
+            return super().capture_next_graph()
 
     @property
     def graph_bytes(self) -> int:
@@ -171,7 +164,7 @@ class Runner(Forward):
         return super().graph_bytes + sum(rank.graph_bytes for rank in others)
 
     def _run_on_ranks(self, command: rank_ipc.Command) -> AbstractContextManager[None]:
-        return nullcontext() if self._leader is None else self._leader.run_together(command)
+        return nullcontext() if self._leader is None else self._leader.run_on_all_ranks(command)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
@@ -184,7 +177,7 @@ class Runner(Forward):
         ending = [chunk for chunk in chunks if chunk.has_newest_token]
         sampling_plan = plan_sampling(
             [
-                create_row(chunk.request, chunk.drafts[:count])
+                create_sampling_row(chunk.request, chunk.drafts[:count])
                 for chunk in ending
                 for count in range(len(chunk.drafts) + 1)
             ]

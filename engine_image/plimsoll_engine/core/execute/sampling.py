@@ -31,21 +31,17 @@ MIN_SAMPLING_TEMPERATURE = 1e-5
 
 
 class SamplingRow(NamedTuple):
-    """Sampling parameters and state of one row.
-
-    ``position`` is the number of output tokens so far. ``counts`` are the token counts for
-    penalties. ``allowed`` is the bit mask of tokens that may be sampled: token t is bit t % 32 of
-    the little-endian int32 word t // 32. ``banned`` are tokens that would complete a bad word.
-    """
+    """Sampling parameters and state of one row."""
 
     sampling: Sampling
-    position: int
-    counts: TokenCounts | None = None
+    position: int  # number of output tokens so far
+    counts: TokenCounts | None = None  # for penalties
+    # Token t may be sampled if bit t % 32 of the little-endian int32 word t // 32 is set.
     allowed: bytes | None = None
-    banned: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()  # tokens that would complete a bad word
 
 
-def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
+def create_sampling_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
     """Return the row that samples the next token after the output of ``request`` and ``drafts``."""
     allowed = request.allowed if request.matcher is None else request.matcher.mask
     counts = request.counts
@@ -59,8 +55,8 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
 
 @dataclass(slots=True)
 class _RandomRows:
-    # ``parameters`` are (1 / temperature, top_k, top_p, min_p).
     rows: list[int] = field(default_factory=list)
+    # (1 / temperature, top_k, top_p, min_p).
     parameters: list[tuple[float, float, float, float]] = field(default_factory=list)
     keys: list[tuple[int, int]] = field(default_factory=list)
 
@@ -88,23 +84,17 @@ class SamplingPlan:
 
 @dataclass(slots=True)
 class SampledTokens:
-    """Sampled tokens, and the requested log probabilities.
+    """Sampled tokens, and the requested log probabilities."""
 
-    ``tokens`` int64 [rows] contains NO_TOKEN for rows without a token. For the n rows with log
-    probabilities, ``chosen`` float32 [n] are those of the sampled tokens. ``top_ids`` int64 and
-    ``top`` float32 [n, largest requested number] are the likeliest tokens. For the m rows whose
-    request lists token IDs, ``named_values`` float32 is [m, length of the longest list].
-    """
-
-    tokens: torch.Tensor
-    logprob_rows: list[int] = field(default_factory=list)
+    tokens: torch.Tensor  # int64 [rows], with NO_TOKEN for rows without a token
+    logprob_rows: list[int] = field(default_factory=list)  # n rows
     logprob_counts: list[int] = field(default_factory=list)
-    chosen: torch.Tensor | None = None
-    top_ids: torch.Tensor | None = None
-    top: torch.Tensor | None = None
-    named_rows: list[int] = field(default_factory=list)
+    chosen: torch.Tensor | None = None  # float32 [n], those of the sampled tokens
+    top_ids: torch.Tensor | None = None  # int64 [n, largest requested number], the likeliest tokens
+    top: torch.Tensor | None = None  # float32, of the same shape
+    named_rows: list[int] = field(default_factory=list)  # m rows whose request lists token IDs
     named: list[list[int]] = field(default_factory=list)
-    named_values: torch.Tensor | None = None
+    named_values: torch.Tensor | None = None  # float32 [m, length of the longest list]
 
     def copy_to_host(self) -> SampledTokens:
         """Return a copy in host memory, which is valid once the stream has completed it."""
@@ -156,7 +146,7 @@ def plan_sampling(rows: Sequence[SamplingRow]) -> SamplingPlan:
     """Return the sampling plan for ``rows``."""
     sampling_plan = SamplingPlan()
     for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
-        sampling_plan.edits.collect_row(number, sampling, position, counts, banned)
+        sampling_plan.edits.add_row_edits(number, sampling, position, counts, banned)
         if allowed is not None:
             sampling_plan.masked_rows.append(number)
             sampling_plan.masks.append(allowed)

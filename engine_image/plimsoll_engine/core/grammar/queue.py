@@ -14,11 +14,11 @@ MAX_SMALL_GRAMMAR_CHARACTERS = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class QueuedCompilation:
-    """Compilation in the queue; ``large`` if longer than :data:`MAX_SMALL_GRAMMAR_CHARACTERS`."""
+    """Compilation in the queue."""
 
     compilation_number: int
     tenant: str
-    large: bool
+    large: bool  # longer than MAX_SMALL_GRAMMAR_CHARACTERS
 
 
 class GrammarQueue:

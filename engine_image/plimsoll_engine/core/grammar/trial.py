@@ -52,16 +52,16 @@ class TrialFailedError(Exception):
 
 
 class TrialPassed(msgspec.Struct, tag="passed"):
-    """Result of a successful trial. ``bytes`` is the memory of the compiled grammar."""
+    """Result of a successful trial."""
 
-    bytes: int
+    bytes: int  # memory of the compiled grammar
 
 
 class GrammarRefused(msgspec.Struct, tag="refused"):
-    """Result of a trial that refused the grammar, now or always if ``permanent``."""
+    """Result of a trial that refused the grammar."""
 
     message: str
-    permanent: bool = False
+    permanent: bool = False  # whether the grammar will always be refused
 
 
 class _TrialStarted(msgspec.Struct, tag="begun"):

@@ -20,14 +20,14 @@ MODEL_FIELDS = ("weights", "dtype", "shape")
 def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
     """Raise :class:`HandoverRefusedError` unless ``handover`` fits a pool with ``layout``."""
     for name in PoolLayout.__struct_fields__:
-        predecessor, own = getattr(handover.layout, name), getattr(layout, name)
-        if predecessor != own:
+        previous, own = getattr(handover.layout, name), getattr(layout, name)
+        if previous != own:
             outcome = (
                 HandoverOutcome.OTHER_MODEL if name in MODEL_FIELDS else HandoverOutcome.OTHER_POOL
             )
             raise HandoverRefusedError(
                 outcome,
-                f"the predecessor's {name} was {_format_value(predecessor)}, but this worker's is"
+                f"the previous worker's {name} was {_format_value(previous)}, but this worker's is"
                 f" {_format_value(own)}",
             )
     for problem in find_problems(handover, max_num_seqs):
@@ -38,7 +38,7 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
     """Yield a message for each error in the block tables of ``handover``."""
     layout, tables = handover.layout, handover.tables
     if len(tables) > max_num_seqs:
-        yield f"the message has {len(tables)} requests, but at most {max_num_seqs} can run"
+        yield f"the handover has {len(tables)} requests, but at most {max_num_seqs} can run"
     if len({table.request_id for table in tables}) != len(tables):
         yield "a request has more than one table"
     contents: dict[int, tuple[str | bytes, int]] = {}
@@ -55,7 +55,7 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
     num_references = sum(len(table.blocks) for table in tables)
     if (handover.used_blocks, handover.block_references) != (len(contents), num_references):
         yield (
-            f"the predecessor counted {handover.used_blocks} blocks with "
+            f"the previous worker counted {handover.used_blocks} blocks with "
             f"{handover.block_references} references, but"
             f" the tables have {len(contents)} blocks with {num_references} references"
         )
@@ -71,14 +71,20 @@ def _find_table_problems(table: BlockTable, layout: PoolLayout) -> Iterator[str]
         yield f"{subject} has {len(table.hashes)} hashes for {table.computed} tokens"
     if len(table.sums) != len(table.blocks):
         yield f"{subject} has {len(table.sums)} checksums for {len(table.blocks)} blocks"
-    if len(table.tail) != (HASH_BYTES if table.computed % size else 0):
-        yield f"{subject} has a hash of {len(table.tail)} bytes for the last block, which is wrong"
+    tail_bytes = HASH_BYTES if table.computed % size else 0
+    if len(table.tail) != tail_bytes:
+        yield (
+            f"{subject} has a hash of {len(table.tail)} bytes for the last block, but needs"
+            f" {tail_bytes}"
+        )
     if any(len(key) != HASH_BYTES for key in table.hashes):
         yield f"{subject} has a hash whose length is not {HASH_BYTES} bytes"
     if table.blocks and max(table.blocks) >= layout.num_blocks:
-        yield f"{subject} has block {max(table.blocks)}, but the pool has {layout.num_blocks}"
+        yield (
+            f"{subject} has block {max(table.blocks)}, but the pool has {layout.num_blocks} blocks"
+        )
     if len(set(table.blocks)) != len(table.blocks):
-        yield f"{subject} has the same block twice"
+        yield f"{subject} has a block twice"
 
 
 def _format_value(value: object) -> str:

@@ -114,7 +114,7 @@ class Inheritance:
             return "the log probabilities of the prompt are not computed yet"
         if len(request.token_ids) <= table.computed:
             return (
-                f"the predecessor computed {table.computed} tokens,"
+                f"the previous worker computed {table.computed} tokens,"
                 f" but the request has {len(request.token_ids)}"
             )
         size = self._pool.block_size

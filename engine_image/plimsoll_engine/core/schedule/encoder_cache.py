@@ -38,7 +38,7 @@ class EncoderCache:
         # Keys of media to encode in this step. The runner does not have their outputs yet.
         self._to_encode: set[bytes] = set()
 
-    def find_refusal(self, request: Request) -> str | None:
+    def get_refusal_reason(self, request: Request) -> str | None:
         """Return the reason why ``request`` can never run on this engine; None if it can."""
         if self.is_encoder_decoder and not request.media:
             return "this model can only transcribe audio: use /v1/audio/transcriptions"
@@ -59,7 +59,7 @@ class EncoderCache:
     def reserve(self, request: Request, num_tokens: int) -> tuple[int, list[Media]]:
         """Return the number of tokens that can be computed now, and the media to encode first.
 
-        Tokens from a clip on that does not fit into the budget must wait.
+        An image or audio clip that does not fit into the budget must wait, with all later tokens.
         """
         start = request.computed
         encode: list[Media] = []
@@ -130,7 +130,7 @@ class EncoderCache:
         if self.used > self.budget:
             found.append(f"encoder outputs use {self.used} tokens, but the budget is {self.budget}")
         if lost := sum(not entry.holders for entry in self.entries.values()):
-            found.append(f"no request needs {lost} of the encoder outputs")
+            found.append(f"{lost} encoder outputs are in the cache, but no request needs them")
         return found
 
     def list_holders(self) -> set[str]:

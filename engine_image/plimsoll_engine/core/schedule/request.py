@@ -39,19 +39,14 @@ TOKEN_TYPE_CODE = "i"
 
 @dataclass(slots=True)
 class DraftingState:
-    """State of speculative decoding for one request.
+    """State of speculative decoding for one request."""
 
-    ``length`` is the maximum number of prompt and output tokens. ``misses`` counts the attempts
-    since the last accepted draft, and ``pause`` the steps until the next attempt. The draft model
-    has computed the first ``computed`` tokens, and all tokens of the first ``filled`` blocks.
-    """
-
-    length: int
+    length: int  # maximum number of prompt and output tokens
     index: NgramIndex | None = None
-    misses: int = 0
-    pause: int = 0
-    computed: int = 0
-    filled: int = 0
+    misses: int = 0  # attempts since the last accepted draft
+    pause: int = 0  # steps until the next attempt
+    computed: int = 0  # tokens that the draft model has computed
+    filled: int = 0  # blocks of which the draft model has computed all tokens
 
     @property
     def nbytes(self) -> int:
@@ -61,15 +56,11 @@ class DraftingState:
 
 @dataclass(slots=True)
 class InFlight:
-    """Sampled tokens of a request that its output does not contain yet.
+    """Sampled tokens of a request that its output does not contain yet."""
 
-    ``tokens`` is their number, at most 1 when a step is scheduled. Until the host has read the
-    token, only the device has it, in ``row`` of the last step. ``unconfirmed`` is a token that the
-    grammar has not accepted yet.
-    """
-
-    tokens: int = 0
-    row: int = 0
+    tokens: int = 0  # Their number, at most 1 when a step is scheduled.
+    row: int = 0  # Of the last step, which has the token on the device until the host has read it.
+    # Token that the grammar has not accepted yet.
     unconfirmed: tuple[int, Logprobs | None] | None = None
 
     @property
@@ -80,21 +71,7 @@ class InFlight:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
-    """Request in the worker. Times are in seconds of CLOCK_MONOTONIC.
-
-    - ``computed``: number of tokens whose keys and values are in the KV pool.
-    - ``cached_tokens``: number of prompt tokens that the prefix cache had at the first start.
-    - ``started_at``: time of the first start.
-    - ``order``: position in the order of arrival. ``place``: position among running and preempted
-      requests. The waiting queue assigns both.
-    - ``registered``: number of blocks that are registered in the prefix cache.
-    - ``fetched``: whether host memory has been searched for the prompt's blocks.
-    - ``in_flight``: sampled tokens that are not in ``token_ids`` yet.
-    - ``drafting``: None if the request gets no drafts.
-    - ``scored``: number of prompt tokens whose log probabilities have been sent.
-    - ``allowed``: bit mask of the tokens that may be sampled; None if all may be sampled.
-    - ``bad_word_lookback``: number of preceding tokens on which the bad words depend.
-    """
+    """Request in the worker. Times are in seconds of CLOCK_MONOTONIC."""
 
     request_id: str
     token_ids: array[int]
@@ -102,30 +79,31 @@ class Request:
     sampling: Sampling
     counts: TokenCounts | None = None
     matcher: Matcher | None = None
-    drafting: DraftingState | None = None
+    drafting: DraftingState | None = None  # None if the request gets no drafts
     priority: int = 0
     tenant: str = ""
-    order: int = 0
-    place: int | None = None
+    order: int = 0  # position in the order of arrival
+    place: int | None = None  # position among running and preempted requests
     cache_salt: str = ""
     media: list[Media] = field(default_factory=list)
     adapter: Adapter | None = None
     arrived: float = 0.0
     deadline: float | None = None
-    started_at: float | None = None
+    started_at: float | None = None  # time of the first start
     start_reported: bool = False
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
-    registered: int = 0
-    computed: int = 0
+    registered: int = 0  # blocks that are registered in the prefix cache
+    computed: int = 0  # tokens whose keys and values are in the KV pool
+    # Sampled tokens that are not in token_ids yet.
     in_flight: InFlight = field(default_factory=InFlight)
-    cached_tokens: int = 0
-    scored: int = 0
+    cached_tokens: int = 0  # prompt tokens that the prefix cache had at the first start
+    scored: int = 0  # prompt tokens whose log probabilities have been sent
     attempt: int = 0
-    fetched: bool = False
+    fetched: bool = False  # whether host memory has been searched for the prompt's blocks
     released: bool = False
-    allowed: bytes | None = None
-    bad_word_lookback: int = 0
+    allowed: bytes | None = None  # bit mask of the tokens that may be sampled; None for all
+    bad_word_lookback: int = 0  # preceding tokens on which the bad words depend
 
     @classmethod
     def create(cls, submit: Submit) -> Request:

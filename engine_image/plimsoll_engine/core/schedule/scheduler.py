@@ -33,16 +33,12 @@ FAIRNESS_PREEMPTION_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class Chunk:
-    """Part of a step: ``count`` tokens of ``request``, starting at token ``request.computed``.
-
-    The media in ``encode`` are encoded first. ``count`` is 0 if the request must wait. Each token
-    in ``drafts`` adds a row to the step.
-    """
+    """Part of a step: ``count`` tokens of ``request``, starting at token ``request.computed``."""
 
     request: Request
-    count: int
-    encode: list[Media] = field(default_factory=list)
-    drafts: Sequence[int] = ()
+    count: int  # 0 if the request must wait
+    encode: list[Media] = field(default_factory=list)  # media to encode first
+    drafts: Sequence[int] = ()  # each adds a row to the step
 
     @property
     def rows(self) -> int:
@@ -88,7 +84,7 @@ class Scheduler:
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
 
-    def find_refusal(self, request: Request) -> str | None:
+    def get_refusal_reason(self, request: Request) -> str | None:
         """Return the reason why ``request`` can never run on this engine; None if it can."""
         if not request.num_prompt:
             return "the prompt is empty"
@@ -110,7 +106,7 @@ class Scheduler:
                 " increase --num-blocks"
             )
         if self.encoder is not None:
-            return self.encoder.find_refusal(request)
+            return self.encoder.get_refusal_reason(request)
         if request.media:
             return f"this model does not accept {request.media[0].kind} input"
         return None

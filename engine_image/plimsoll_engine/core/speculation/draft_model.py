@@ -46,12 +46,10 @@ class _Rows:
 
 
 class _CatchUp(NamedTuple):
-    # The draft model must compute the tokens up to index ``end`` before it can draft. ``number`` is
-    # the index of their request in ``draft_limits``.
     number: int
     request: Request
     chunk: _Rows
-    end: int
+    end: int  # index up to which the draft model must compute tokens before it can draft
 
 
 @dataclass(slots=True)

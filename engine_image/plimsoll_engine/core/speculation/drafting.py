@@ -63,15 +63,11 @@ class NgramProposer:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counts since the worker started.
+    """Counts since the worker started."""
 
-    ``drafts`` counts verifications, ``draft_tokens`` verified draft tokens, and ``accepted_tokens``
-    accepted ones.
-    """
-
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
+    drafts: int = 0  # verifications
+    draft_tokens: int = 0  # verified draft tokens
+    accepted_tokens: int = 0  # accepted draft tokens
 
 
 class Speculation:

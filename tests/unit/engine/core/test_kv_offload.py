@@ -204,7 +204,7 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(
 def test_too_few_bytes_for_a_block_are_refused(engine: EngineCore) -> None:
     assert engine.runner.kv is not None
     with pytest.raises(
-        ValueError, match=(r"KV offload needs at least .* bytes for one KV block, got 7")
+        ValueError, match=r"--kv-offload-bytes must be at least .*, the size of one KV block, got 7"
     ):
         Offload.create(engine.pool, engine.runner.kv, 7)
 

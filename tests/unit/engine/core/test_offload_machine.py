@@ -99,7 +99,7 @@ class OffloadMachine(RuleBasedStateMachine):
         self.number += 1
         prompt = [family * 100 + place for place in range(length)]
         request = Request.create(Submit(str(self.number), prompt, Sampling(max_tokens=max_tokens)))
-        if self.scheduler.find_refusal(request) is None:
+        if self.scheduler.get_refusal_reason(request) is None:
             self.scheduler.add(request)
             self.alive[request.request_id] = request
 

@@ -85,7 +85,7 @@ def test_a_sampled_step_is_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> No
         return draw(logits, *knobs)
 
     monkeypatch.setattr(sampling, "_draw", draws)
-    warmup.load_sampling(1000, torch.bfloat16, torch.device("cpu"))
+    warmup.load_sampling_kernels(1000, torch.bfloat16, torch.device("cpu"))
     assert drawn == [(warmup.SMALL_DECODE_ROWS, 1000)]
 
 

@@ -58,7 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority, tenant=tenant, cache_salt=salt,
         )  # fmt: skip
         request = Request.create(submit)
-        if self.scheduler.find_refusal(request) is None:
+        if self.scheduler.get_refusal_reason(request) is None:
             self.scheduler.add(request)
             self.alive[request.request_id] = request
 

@@ -29,7 +29,7 @@ residual = given["residual"].clone()
 norm = group.add_norm(
     ReferenceOps(), given["parts"][rank].clone(), residual, given["weight"], 1e-5
 )
-best = group.find_best_columns(ReferenceOps(), given["scores"].chunk(2, dim=1)[rank].contiguous())
+best = group.compute_argmax(ReferenceOps(), given["scores"].chunk(2, dim=1)[rank].contiguous())
 assert group.nbytes == 0
 group.close()
 torch.save({"norm": norm, "residual": residual, "best": best}, folder / f"found{rank}")
@@ -61,4 +61,4 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         found = torch.load(tmp_path / f"found{rank}")
         torch.testing.assert_close(found["norm"], norm)
         torch.testing.assert_close(found["residual"], residual)
-        assert torch.equal(found["best"], SINGLE_RANK_GROUP.find_best_columns(OPS, given["scores"]))
+        assert torch.equal(found["best"], SINGLE_RANK_GROUP.compute_argmax(OPS, given["scores"]))

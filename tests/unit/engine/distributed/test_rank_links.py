@@ -50,7 +50,7 @@ def beside() -> Iterator[Callable[..., Future[object]]]:
 
 def test_commands_come_whole_and_in_order(pair: tuple[Leader, LeaderConnection]) -> None:
     leader, link = pair
-    with leader.run_together(rank_ipc.Step(INPUTS)):
+    with leader.run_on_all_ranks(rank_ipc.Step(INPUTS)):
         pass
     leader.send(rank_ipc.CaptureGraph())
     step = link.receive()
@@ -94,14 +94,14 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(
     leader, link = pair
     with (
         pytest.raises(RanksLostError, match="failed on rank 0: ValueError: odd") as here,
-        leader.run_together(rank_ipc.CaptureGraph()),
+        leader.run_on_all_ranks(rank_ipc.CaptureGraph()),
     ):
         raise ValueError("odd")
     assert leader.lost
     assert not here.value.rank_exited
 
     def breaks() -> None:
-        with leader.run_together(rank_ipc.CaptureGraph()):
+        with leader.run_on_all_ranks(rank_ipc.CaptureGraph()):
             link.close()
             raise RuntimeError("connection closed by peer")
 

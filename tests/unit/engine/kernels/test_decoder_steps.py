@@ -46,7 +46,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(whole_prompts, "MIN_LIBRARY_ROWS", 48)
         monkeypatch.setattr(whole_prompts, "PADDED_LENGTH_MULTIPLE", 32)
         monkeypatch.setattr(FusedOps, "min_add_rows", 40)
-        monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 8)
+        monkeypatch.setattr(needed_rows, "MIN_SKIPPED_ROWS", 8)
 
 
 def parse_document(kind: str, layers: int = 2) -> Decoder:
@@ -125,7 +125,7 @@ def test_a_step_by_the_kernels(
     monkeypatch.setattr(fused, "MIN_SEPARATE_OUTPUTS", apart)
     model, chunks = parse_document(kind), step(scored)
     logits, kv, scores = play(model, FusedOps(), chunks)
-    monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 1 << 40)
+    monkeypatch.setattr(needed_rows, "MIN_SKIPPED_ROWS", 1 << 40)
     monkeypatch.setattr(ReferenceOps, "min_add_rows", 1 << 40)
     wanted, pool, expected = play(model, ReferenceOps(), chunks)
     assert logits.shape == (5, 96)
@@ -190,7 +190,7 @@ def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -
     plain.kv.copy_(captured.kv.normal_())
     capture = GraphCapturer(torch.cuda.graph_pool_handle()) if DEVICE.type == "cuda" else Again
     captured.layers = LayerGraphs(model, captured.kv, BLOCK, None, capture, 40)
-    while captured.capture_more():
+    while captured.capture_next_graph():
         assert captured.has_missing_graphs == captured.layers.has_uncaptured_sizes
     assert [captured.layers.has_graph(rows) for rows in (1, 48, 49)] == [True, True, False]
     assert torch.equal(captured.kv, plain.kv)  # the trials wrote nothing

@@ -22,7 +22,7 @@ from plimsoll_engine.kernels import (
     whole_prompts,
 )
 from plimsoll_engine.kernels.fused import FusedOps
-from plimsoll_engine.kernels.ops import Ops, decode_columns
+from plimsoll_engine.kernels.ops import Ops, decode_argmax_keys
 from plimsoll_engine.kernels.quantized import Quantized
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.sizes import NUM_COUNTERS
@@ -422,7 +422,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
     for _ in range(5):
         with ops.create_step_context(plan):
             ops.store(key, value, plan, 0)
-            calls = [x for _, x in whole_prompts.attend_whole(query, plan, 0.3, None)]
+            calls = [x for _, x in whole_prompts.attend_whole_prompts(query, plan, 0.3, None)]
             found.append(torch.cat([x.flatten(0, 1) for x in calls]))
         assert [len(x) for x in calls] == ([1, 2] if len(found) > 3 else [1, 1, 1])
     assert error(found[-1], found[0]) < 8e-3
@@ -455,9 +455,9 @@ def test_attention_is_added_through_its_product(
     found = draw(tokens, size, dtype=NARROW)
     expected = found.clone()
     FUSED.store(key, value, plan, 0)
-    FUSED.add_attended(query, plan, 0, 0.3, window, weight, found)
+    FUSED.add_attention(query, plan, 0, 0.3, window, weight, found)
     plan.derived = None
-    REFERENCE.add_attended(query, plan, 0, 0.3, window, weight, expected)
+    REFERENCE.add_attention(query, plan, 0, 0.3, window, weight, expected)
     assert error(found, expected) < 8e-3
 
 
@@ -532,8 +532,8 @@ def test_the_best_column_of_several_parts(ops: Ops, parts: int) -> None:
     x[8] = float("nan")
     width = x.shape[1] // parts
     own = [part.contiguous() for part in x.chunk(parts, dim=1)]
-    keys = [ops.find_best_keys(part, number * width) for number, part in enumerate(own)]
-    found = decode_columns(torch.stack([key.cpu() for key in keys]).amax(0))
+    keys = [ops.compute_argmax_keys(part, number * width) for number, part in enumerate(own)]
+    found = decode_argmax_keys(torch.stack([key.cpu() for key in keys]).amax(0))
     clean = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     best = clean.argmax(dim=-1).cpu()
     best[[3, 8]] = -1  # they have no best column

@@ -15,7 +15,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from plimsoll_engine.kernels.collective_buffer import BUFFER_ALIGNMENT_BYTES, Layout
+from plimsoll_engine.kernels.collective_buffer import BUFFER_ALIGNMENT_BYTES, BufferLayout
 from tests.summing_ranks import Ranks, Task, ranks
 
 Exchange = tuple[str, torch.dtype, tuple[int, ...]]
@@ -109,7 +109,7 @@ def test_sums_of_any_shape_in_any_order(processes: Ranks, case: Case) -> None:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    layout = Layout(size, ROWS, columns, dtype.itemsize, word_rows, whole_rows)
+    layout = BufferLayout(size, ROWS, columns, dtype.itemsize, word_rows, whole_rows)
     weight = drawn(columns)
     residuals = [drawn(count, columns) for count in rows]
     parts = [[drawn(count, columns) for _ in range(size)] for count in rows]
@@ -164,18 +164,19 @@ def test_sums_of_any_shape_in_any_order(processes: Ranks, case: Case) -> None:
 @pytest.mark.parametrize("whole_rows", [0, 100, 10_000])
 @pytest.mark.parametrize("size", [2, 3, 8, 16])
 def test_regions_do_not_overlap(size: int, whole_rows: int) -> None:
-    layout = Layout(size, 5000, 4096, 2, 64, whole_rows)
+    layout = BufferLayout(size, 5000, 4096, 2, 64, whole_rows)
     places = [
-        layout.arrived, layout.finished, layout.words, layout.parts, layout.results, layout.nbytes
+        layout.part_signals_offset, layout.result_signals_offset, layout.words_offset,
+        layout.parts_offset, layout.results_offset, layout.nbytes
     ]  # fmt: skip
     assert places == sorted(places)
     assert all(place % BUFFER_ALIGNMENT_BYTES == 0 for place in places)
-    assert layout.arrived >= 8 * (size + 1)
-    assert layout.finished - layout.arrived >= 2 * size * 5000 * 4
-    assert layout.words - layout.finished >= 2 * 5000 * 4
-    assert layout.parts - layout.words >= 2 * size * 64 * 4096 * 2 // 4 * 8
+    assert layout.part_signals_offset >= 8 * (size + 1)
+    assert layout.result_signals_offset - layout.part_signals_offset >= 2 * size * 5000 * 4
+    assert layout.words_offset - layout.result_signals_offset >= 2 * 5000 * 4
+    assert layout.parts_offset - layout.words_offset >= 2 * size * 64 * 4096 * 2 // 4 * 8
     # Shared out, a rank gets its share of the rows; else all of them, from each other rank.
     share = max(min(whole_rows, 5000), -(-5000 // size))
-    assert layout.results - layout.parts >= 2 * (size - 1) * share * 4096 * 2
+    assert layout.results_offset - layout.parts_offset >= 2 * (size - 1) * share * 4096 * 2
     results = 5000 if whole_rows < 5000 else 0
-    assert layout.nbytes - layout.results >= results * 4096 * 2
+    assert layout.nbytes - layout.results_offset >= results * 4096 * 2

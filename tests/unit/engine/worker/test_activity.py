@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from plimsoll_engine.worker.activity import MAX_RECORDED_SPANS, Activity
+from plimsoll_engine.worker.activity import MAX_RECORDED_SPANS, ActivityRecorder
 
 
 def test_only_what_was_done_since_the_moment_counts() -> None:
     now = [0.0]
-    activity = Activity(lambda: now[0])
+    activity = ActivityRecorder(lambda: now[0])
 
     def spend(name: str, seconds: float) -> None:
         now[0] += seconds

@@ -110,7 +110,7 @@ class Engine:
     def poll(self, is_idle: bool) -> None:
         assert not is_idle
 
-    def capture_more(self) -> bool:
+    def capture_next_graph(self) -> bool:
         return False
 
 

@@ -47,8 +47,8 @@ def test_requests_come_before_the_first_graph_and_the_first_report(monkeypatch: 
         return True
 
     engine = SimpleNamespace(
-        has_work=False, is_transferring=False, poll=lambda is_idle: None, capture_more=capture,
-        release_unclaimed_tables=lambda: None,
+        has_work=False, is_transferring=False, poll=lambda is_idle: None,
+        capture_next_graph=capture, release_unclaimed_tables=lambda: None,
     )  # fmt: skip
     lifecycle: Any = SimpleNamespace(engine=engine, member=SimpleNamespace(leader=None))
     hooks: Any = SimpleNamespace(should_drop=lambda message: False, tick=lambda: None)

@@ -157,11 +157,11 @@ def inputs_of(chunks: list[Chunk]) -> Inputs:
 
 @contextmanager
 def saving(fewest: int) -> Iterator[None]:
-    before, needed_rows.MIN_ROWS_SAVED = needed_rows.MIN_ROWS_SAVED, fewest
+    before, needed_rows.MIN_SKIPPED_ROWS = needed_rows.MIN_SKIPPED_ROWS, fewest
     try:
         yield
     finally:
-        needed_rows.MIN_ROWS_SAVED = before
+        needed_rows.MIN_SKIPPED_ROWS = before
 
 
 def play(
@@ -228,11 +228,11 @@ def test_the_rows_are_those_that_are_read_and_what_comes_after_them(step: list[S
 
 
 def test_a_few_rows_are_not_worth_it() -> None:
-    few, many = ([ScoredRows(0, needed_rows.MIN_ROWS_SAVED + more)] for more in (0, 1))
+    few, many = ([ScoredRows(0, needed_rows.MIN_SKIPPED_ROWS + more)] for more in (0, 1))
     assert needed_rows.find_needed_rows(inputs_of(chunks_of(few))) is None
     found = needed_rows.find_needed_rows(inputs_of(chunks_of(many)))
     assert found is not None
-    assert found.rows.tolist() == [needed_rows.MIN_ROWS_SAVED]
+    assert found.rows.tolist() == [needed_rows.MIN_SKIPPED_ROWS]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -303,7 +303,7 @@ class SharedOut(Group):
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def get_stream_rows(
+    def get_residual_rows(
         self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
         self.asked.append(len(residual))

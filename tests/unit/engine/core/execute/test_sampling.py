@@ -185,7 +185,7 @@ requests = st.tuples(
 )
 
 
-def create_row(request: Any) -> SamplingRow:
+def create_sampling_row(request: Any) -> SamplingRow:
     _, sampling, prompt, output, mask = request
     counts = TokenCounts.create_if_needed(sampling, prompt, output)
     return SamplingRow(sampling, len(output), counts, mask)
@@ -196,7 +196,7 @@ def create_row(request: Any) -> SamplingRow:
 def test_a_batch_is_its_rows_and_each_follows_the_definitions(
     batch: list[Any], at_once: int
 ) -> None:
-    rows = [create_row(request) for request in batch]
+    rows = [create_sampling_row(request) for request in batch]
     logits = torch.tensor([request[0] for request in batch])
     before, module.MAX_WORKSPACE_ELEMENTS = module.MAX_WORKSPACE_ELEMENTS, at_once
     try:

@@ -73,7 +73,7 @@ def test_every_request_that_can_run_finishes(
     expected = set()
     for number, (length, family, max_tokens, tenant) in enumerate(work):
         item = request(str(number), [family] * length, max_tokens, tenant=tenant)
-        if scheduler.find_refusal(item) is None:
+        if scheduler.get_refusal_reason(item) is None:
             scheduler.add(item)
             expected.add(item.request_id)
     done: set[str] = set()
@@ -207,7 +207,7 @@ def test_no_priority_of_one_tenant_starves_another(
     def ask(name: str, what: tuple[int, int, int], tenant: str) -> None:
         length, max_tokens, priority = what
         made = request(name, [number % 9] * length, max_tokens, tenant=tenant, priority=priority)
-        if scheduler.find_refusal(made) is None:
+        if scheduler.get_refusal_reason(made) is None:
             scheduler.add(made)
 
     for step in range(before + 400):
@@ -305,7 +305,7 @@ def test_what_can_never_run_is_refused_with_a_reason(
 ) -> None:
     item = Request.create(Submit("x", prompt, Sampling(max_tokens=max_tokens), output))
     with pytest.raises(ValueError, match=message):
-        raise ValueError(make(blocks=4).find_refusal(item))
+        raise ValueError(make(blocks=4).get_refusal_reason(item))
 
 
 def test_a_suspect_waits_for_blocks_that_no_running_request_has() -> None:
