@@ -369,7 +369,7 @@ def write_note(state_dir: Path, action: ManualAction) -> None:
 class NoteInbox:
     """Reads the notes of manual actions, for the supervisor.
 
-    Call :meth:`remove_read` after the journal has stored the actions.
+    Call :meth:`delete_read_notes` after the journal has stored the actions.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -402,7 +402,7 @@ class NoteInbox:
             actions.append(action)
         return actions
 
-    def remove_read(self) -> None:
+    def delete_read_notes(self) -> None:
         """Delete the notes of finished actions that :meth:`read` has returned."""
         for path in self._returned:
             _remove_note(path)

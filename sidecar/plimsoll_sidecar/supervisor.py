@@ -322,7 +322,7 @@ class Supervisor:
         # If the write fails, the command is not sent.
         written = self._write_journal()
         if written:
-            self._inbox.remove_read()
+            self._inbox.delete_read_notes()
         if self._has_merged_restarts:
             self._actuator.store_restarts(self._governor.copy_restarts())
         if turn.command is None:

@@ -122,7 +122,7 @@ def test_an_action_leaves_a_note_of_how_it_ended(replica: Replica) -> None:
     (action,) = inbox.read()
     assert (action.action, action.epoch, action.outcome) == ("restart", epoch, Outcome.SUCCEEDED)
     assert inbox.read() == [], "an action that ended is given once"
-    inbox.remove_read()
+    inbox.delete_read_notes()
     assert list((replica.state / NOTES_FOLDER).iterdir()) == []
 
 

@@ -50,13 +50,13 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
 
     def __init__(self, fault: kinds.EvictionLoop, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        self._left = fault.after_requests
+        self._requests_left = fault.after_requests
         engine.pool.prefix = PhantomKeyCache(engine.pool.num_blocks)
 
     def after_requests(self, num_requests: int) -> None:
         """Start an endless eviction once ``fault.after_requests`` requests have ended."""
-        before, self._left = self._left, self._left - num_requests
-        if before > 0 >= self._left:
+        before, self._requests_left = self._requests_left, self._requests_left - num_requests
+        if before > 0 >= self._requests_left:
             cache = self.engine.pool.prefix
             cache.touch(b"evicted by the other side")
             cache.evict(len(cache) + 1)
@@ -142,7 +142,7 @@ class CacheFillDefect(Defect[kinds.CacheFill]):
 
     def __init__(self, fault: kinds.CacheFill, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        self._made = 0
+        self._num_grammars = 0
         try:
             self.after_requests(1)
         except GrammarError as error:
@@ -156,8 +156,8 @@ class CacheFillDefect(Defect[kinds.CacheFill]):
         """Put a new grammar into the grammar cache for each request."""
         grammars = self.engine.grammars
         for _ in range(num_requests):
-            grammar = Grammar("regex", f"{self._made}".ljust(self.fault.text_bytes, "a"))
-            self._made += 1
+            grammar = Grammar("regex", f"{self._num_grammars}".ljust(self.fault.text_bytes, "a"))
+            self._num_grammars += 1
             size = MIN_COMPILED_BYTES + MIN_COMPILED_BYTES_PER_CHARACTER * len(grammar.text)
             compiled = grammars.compile(grammar)
             with grammars._lock:

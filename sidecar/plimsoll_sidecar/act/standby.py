@@ -26,7 +26,7 @@ class StandbyLease:
 
     def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
-        self._wanted = ("", False)
+        self._request = ("", False)
         """Current epoch of the engine, and whether a standby worker is wanted in that epoch."""
         self._thread: BackgroundThread | None = None
         self._leased_epoch: str | None = None
@@ -36,9 +36,9 @@ class StandbyLease:
 
     def set_wanted(self, epoch: str, is_wanted: bool) -> None:
         """Set whether a standby worker is wanted in the engine's current epoch. Does not block."""
-        if (epoch, is_wanted) == self._wanted:
+        if (epoch, is_wanted) == self._request:
             return
-        self._wanted = epoch, is_wanted
+        self._request = epoch, is_wanted
         if self._thread is not None:
             self._thread.wake()
         elif is_wanted:
@@ -52,13 +52,13 @@ class StandbyLease:
 
     def _run_once(self) -> float | None:
         self.renew_or_release()
-        _, is_wanted = self._wanted
+        _, is_wanted = self._request
         idle = not is_wanted and self._leased_epoch is None
         return None if idle else RENEW_INTERVAL_S
 
     def renew_or_release(self) -> None:
         """Renew the lease if a standby worker is wanted, or else release it."""
-        epoch, is_wanted = self._wanted
+        epoch, is_wanted = self._request
         if not is_wanted:
             if self._leased_epoch not in (None, epoch):
                 self._leased_epoch = None

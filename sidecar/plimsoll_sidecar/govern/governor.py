@@ -72,7 +72,7 @@ class Governor:
         self.state = state if state is not None else GovernorState()
         self.replica = replica
         self.learning: frozenset[IncidentKind] = frozenset()
-        self._seen: LastHealthyState | None = None
+        self._last_healthy_state: LastHealthyState | None = None
         self._judged_at: float | None = None
         self._idle_since: float | None = None
 
@@ -208,10 +208,14 @@ class Governor:
 
     def _update_last_healthy_state(self, context: TurnContext, pod_assessment: Assessment) -> None:
         epoch = context.engine.epoch
-        if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
-            self._seen = LastHealthyState(epoch, context.now)
-        if self._seen is not None:
-            self._seen = self._seen.update(context.engine, pod_assessment, context.now)
+        if epoch is not None and (
+            self._last_healthy_state is None or self._last_healthy_state.epoch != epoch
+        ):
+            self._last_healthy_state = LastHealthyState(epoch, context.now)
+        if self._last_healthy_state is not None:
+            self._last_healthy_state = self._last_healthy_state.update(
+                context.engine, pod_assessment, context.now
+            )
 
     def _learn_start_noise(self, context: TurnContext, pod_assessment: Assessment) -> None:
         # A start whose restart is being verified does not count.
@@ -236,11 +240,11 @@ class Governor:
                 )
 
     def _record_crash(self, context: TurnContext, ended_epoch: str) -> None:
-        seen, pending = self._seen, self.state.pending
+        last_state, pending = self._last_healthy_state, self.state.pending
         if (
-            seen is None
-            or seen.epoch != ended_epoch
-            or seen.oom_killed
+            last_state is None
+            or last_state.epoch != ended_epoch
+            or last_state.oom_killed
             or ended_epoch in self.state.manual_epochs
         ):
             return
@@ -253,7 +257,7 @@ class Governor:
             return
         limit = self.memory.host.limit_bytes if self.memory.host else None
         self._emit_closed_incident(
-            context, make_crash_record(seen, context.engine, self.replica, limit, context.now)
+            context, make_crash_record(last_state, context.engine, self.replica, limit, context.now)
         )
 
     def _emit_closed_incident(self, context: TurnContext, record: Incident) -> None:

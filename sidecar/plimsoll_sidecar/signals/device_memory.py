@@ -149,7 +149,7 @@ class Nvml:
         self.error: str | None = None
         self._library: Any = None
         self._handles: dict[str, Any] = {}
-        self._next = -math.inf
+        self._next_at = -math.inf
         self._back_off = NVML_FIRST_RETRY_PAUSE_S
 
     def read_memory(self, uuid: str) -> DeviceBytes | None:
@@ -209,12 +209,12 @@ class Nvml:
     def _initialize(self) -> bool:
         if self._library is not None:
             return True
-        if self._clock() < self._next:
+        if self._clock() < self._next_at:
             return False
         try:
             import pynvml
         except ImportError as error:
-            self._next, self.error = math.inf, f"NVML: {error}"
+            self._next_at, self.error = math.inf, f"NVML: {error}"
             return False
         try:
             pynvml.nvmlInit()
@@ -231,7 +231,7 @@ class Nvml:
             log.info("NVML is unavailable, and will be initialized again later: %s", error)
         self.error = error
         self._library, self._handles = None, {}
-        self._next = self._clock() + self._back_off
+        self._next_at = self._clock() + self._back_off
         self._back_off = min(2 * self._back_off, NVML_MAX_RETRY_PAUSE_S)
 
 
@@ -295,7 +295,7 @@ class Exporter(ABC):
     ) -> None:
         self._server, self._clock, self._pod = HttpClient(url), clock, pod
         self._samples = make_sample_reader(self.METRICS)
-        self._next = 0.0
+        self._next_at = 0.0
         self._rows: list[ExporterSample] = []
         self.error: str | None = None
 
@@ -308,8 +308,8 @@ class Exporter(ABC):
     def read_samples(self) -> list[ExporterSample]:
         """Return the samples of a page that is at most :data:`SCRAPE_PERIOD_S` old."""
         now = self._clock()
-        if now >= self._next:
-            self._next = now + SCRAPE_PERIOD_S
+        if now >= self._next_at:
+            self._next_at = now + SCRAPE_PERIOD_S
             self._rows, self.error = [], None
             try:
                 status, page = self._server.call("GET", "/metrics", SCRAPE_TIMEOUT_S)

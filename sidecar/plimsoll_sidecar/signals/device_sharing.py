@@ -44,7 +44,7 @@ class SharingDetector:
 
     def reset(self) -> None:
         """Discard all results, because the next engine may use other devices."""
-        self._next = 0.0
+        self._next_at = 0.0
         self._found: dict[str, str] = {}
         self._other_owner_since: dict[str, float] = {}
         self._least_other_bytes: dict[str, int] = {}
@@ -58,8 +58,8 @@ class SharingDetector:
         ``list_pids`` returns the PIDs of the engine's processes, with the main process first.
         """
         now = self._clock()
-        if now >= self._next:
-            self._next = now + SHARING_CHECK_PERIOD_S
+        if now >= self._next_at:
+            self._next_at = now + SHARING_CHECK_PERIOD_S
             unknown = [uuid for uuid in uuids if uuid not in self._found]
             processes = list_pids() if unknown else []
             for uuid in unknown:

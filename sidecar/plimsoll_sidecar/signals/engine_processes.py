@@ -247,7 +247,7 @@ class EngineFinder:
     ) -> None:
         self._port, self._kind, self._name = port, kind, container
         self._configured_main = main
-        self._known: dict[ProcessId, bool] = {}
+        self._stored_processes: dict[ProcessId, bool] = {}
         self._has_marked = False
 
     def find_processes(self) -> EngineProcesses:
@@ -276,7 +276,7 @@ class EngineFinder:
             members = set(containers) | find_descendants(set(containers), tree)
         else:
             container, members = None, set()
-        alive = {p for p in self._known if is_running(p)}
+        alive = {p for p in self._stored_processes if is_running(p)}
         members |= {p.pid for p in alive} | find_descendants({p.pid for p in alive}, tree)
         return self._collect_members(
             members & candidates, set(identifying), tree, container, listening
@@ -294,12 +294,14 @@ class EngineFinder:
         main = self._find_main_process(
             identities, identifying_pids, parent_pids, container, listening
         )
-        self._known = {p: p == main for p in list(identities.values())[:MAX_STORED_PROCESSES]}
+        self._stored_processes = {
+            p: p == main for p in list(identities.values())[:MAX_STORED_PROCESSES]
+        }
         if not identities:
             raise EngineNotFoundError(self._explain_absence(listening))
         started = find_descendants({main.pid}, parent_pids) if main is not None else set()
-        helpers = tuple(process for process in self._known if process.pid in started)
-        return EngineProcesses(main, tuple(self._known), container, helpers)
+        helpers = tuple(process for process in self._stored_processes if process.pid in started)
+        return EngineProcesses(main, tuple(self._stored_processes), container, helpers)
 
     def _find_identifying_processes(
         self, candidates: set[int], own_container: Container, listening: ListeningSockets
@@ -356,10 +358,10 @@ class EngineFinder:
         container: Container | None,
         listening: ListeningSockets,
     ) -> ProcessId | None:
-        stored_main = next((p for p, is_main in self._known.items() if is_main), None)
+        stored_main = next((p for p, is_main in self._stored_processes.items() if is_main), None)
         if stored_main is not None and identities.get(stored_main.pid) == stored_main:
             return stored_main
-        left = set(self._known)
+        left = set(self._stored_processes)
         fresh = {
             pid
             for pid, identity in identities.items()

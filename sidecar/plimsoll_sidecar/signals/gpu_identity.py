@@ -45,8 +45,8 @@ class DeviceFinder:
 
     def reset(self) -> None:
         """Forget the devices, so that the next call searches again."""
-        self._next = 0.0
-        self._found: list[str] = []
+        self._next_at = 0.0
+        self._devices: list[str] = []
 
     def find_devices(self, main_pid: int, pids: Iterable[int]) -> list[DeviceMemory]:
         """Return the known devices by UUID, without their memory.
@@ -54,12 +54,14 @@ class DeviceFinder:
         The environment of ``main_pid`` names the devices. ``pids`` are all processes of the engine.
         """
         now = self._clock()
-        if now >= self._next:
+        if now >= self._next_at:
             names = _read_visible_devices(main_pid) or find_open_devices(pids, self._proc)
-            self._found += [name for name in names if name not in self._found]
-            del self._found[MAX_GPUS:]
-            self._next = now + (LATER_SEARCH_PERIOD_S if self._found else FIRST_SEARCH_PERIOD_S)
-        return [DeviceMemory(index=index, uuid=name) for index, name in enumerate(self._found)]
+            self._devices += [name for name in names if name not in self._devices]
+            del self._devices[MAX_GPUS:]
+            self._next_at = now + (
+                LATER_SEARCH_PERIOD_S if self._devices else FIRST_SEARCH_PERIOD_S
+            )
+        return [DeviceMemory(index=index, uuid=name) for index, name in enumerate(self._devices)]
 
 
 def _read_visible_devices(main_pid: int) -> list[str]:

@@ -83,7 +83,7 @@ class Probes:
 
     def __init__(self, folder: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
-        self._known: dict[ProcessId, _ProcessState] = {}
+        self._states: dict[ProcessId, _ProcessState] = {}
         self._requests = ProbeRequests()
         self._answering: tuple[ProcessId, ...] = ()
 
@@ -138,20 +138,20 @@ class Probes:
         self, folder: Path, processes: dict[ProcessId, ProcessMemory]
     ) -> dict[ProcessId, Report]:
         now = self._clock()
-        for process in self._known.keys() - processes.keys():
+        for process in self._states.keys() - processes.keys():
             self._requests.drop(process.pid)
-        self._known = {p: self._known.get(p) or _ProcessState() for p in processes}
+        self._states = {p: self._states.get(p) or _ProcessState() for p in processes}
         waited = [
-            p.pid for p, state in self._known.items() if self._request_report(folder, p, state)
+            p.pid for p, state in self._states.items() if self._request_report(folder, p, state)
         ]
         answers = self._requests.collect(waited, REPORT_TIMEOUT_S)
         now = self._clock()
-        for process, state in self._known.items():
+        for process, state in self._states.items():
             if state.asked_at is not None:
                 self._store_answer(process, state, answers.get(process.pid), now)
         return {
             process: state.report
-            for process, state in self._known.items()
+            for process, state in self._states.items()
             if state.report is not None and now - state.reported_at <= MAX_REPORT_AGE_S
         }
 

@@ -270,7 +270,7 @@ class OpenFilesReader:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._next = 0.0
+        self._next_at = 0.0
         self._newest: OpenFiles | None = None
 
     def read(self, get_names: Callable[[], Mapping[int, str]]) -> OpenFiles | None:
@@ -279,8 +279,8 @@ class OpenFilesReader:
         ``get_names`` returns the names of the engine's processes by PID.
         """
         now = self._clock()
-        if now >= self._next:
-            self._next = now + OPEN_FILES_PERIOD_S
+        if now >= self._next_at:
+            self._next_at = now + OPEN_FILES_PERIOD_S
             self._newest = find_nearest_to_limit(get_names())
         return self._newest
 

@@ -54,13 +54,13 @@ class EngineProcessTable:
         self._reported: dict[ProcessId, ProcessMemory] = {}
         self._has_huge_pages = has_huge_pages()
         own = psutil.Process()
-        self._own = {own.pid, *(ancestor.pid for ancestor in own.parents())}
+        self._supervisor_pids = {own.pid, *(ancestor.pid for ancestor in own.parents())}
 
     def set_processes(self, processes: Iterable[ProcessMemory]) -> None:
         """Store the reported processes, without the supervisor and its ancestors."""
         named: dict[ProcessId, ProcessMemory] = {}
         for process in processes:
-            identity = identify(process.pid) if process.pid not in self._own else None
+            identity = identify(process.pid) if process.pid not in self._supervisor_pids else None
             if identity is not None:
                 named[identity] = process
         self._reported = named

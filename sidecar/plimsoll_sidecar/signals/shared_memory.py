@@ -285,7 +285,7 @@ class OrphanedMemory:
     ) -> None:
         self._proc = proc
         self._root, self._clock, self._now = root, clock, read_wall_clock
-        self._next = self._known_until = 0.0
+        self._next_at = self._known_until = 0.0
         self._engine: ProcessId | None = None
         self._started_at = 0.0
         self._newest = UNKNOWN_BYTES
@@ -306,8 +306,8 @@ class OrphanedMemory:
         renewed = engine is not None and engine != self._engine
         if engine is not None and renewed:
             self._engine, self._started_at = engine, self._now() - compute_age_s(engine)
-        if self._engine is not None and (renewed or now >= self._next):
-            self._next = now + SCAN_PERIOD_S
+        if self._engine is not None and (renewed or now >= self._next_at):
+            self._next_at = now + SCAN_PERIOD_S
             self._scan_and_store(engine, now)
         return self._newest
 

@@ -83,38 +83,39 @@ class ExternalLoad:
         self._registry = RegistryCheck(profile)
         self._aborts = AbortCounter(profile)
         self._pause = PauseReader(server, profile.paused_path, clock)
-        self._next = 0.0
-        self._at: float | None = None
+        self._next_at = 0.0
+        self._scraped_at: float | None = None
         self._load: Load | None = None
-        self._moved: tuple[int | None, ...] | None = None
-        self._entered = self._known = 0
+        self._last_progress: tuple[int | None, ...] | None = None
+        self._entered_at_progress = self._inflight_at_progress = 0
         self.restarts = 0
         self.signal = UNREAD_PAGE_SIGNAL
 
     def get_newest_load(self) -> tuple[Load, float] | None:
         """Return the newest load and its age in seconds; None if the last scrape failed."""
         now = self._clock()
-        if self._profile.metrics and now >= self._next:
-            self._next = now + SCRAPE_INTERVAL_S
+        if self._profile.metrics and now >= self._next_at:
+            self._next_at = now + SCRAPE_INTERVAL_S
             self._scrape(now)
-        if self._load is None or self._at is None:
+        if self._load is None or self._scraped_at is None:
             return None
-        return self._load, now - self._at
+        return self._load, now - self._scraped_at
 
     def reset(self) -> None:
         """Discard all data of the previous process."""
-        self._load, self._at, self._next = None, None, 0.0
-        self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
+        self._load, self._scraped_at, self._next_at = None, None, 0.0
+        self._last_progress, self.restarts = None, 0
+        self._entered_at_progress = self._inflight_at_progress = 0
         self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
         self._pause.reset()
         self.signal = UNREAD_PAGE_SIGNAL
 
     def request_scrape(self) -> None:
         """Request a scrape in the next call of :meth:`get_newest_load`."""
-        self._next = 0.0
+        self._next_at = 0.0
 
     def _scrape(self, now: float) -> None:
-        self._load = self._at = None
+        self._load = self._scraped_at = None
         try:
             status, body = self._server.call("GET", "/metrics", REQUEST_TIMEOUT_S)
         except EngineError as error:
@@ -129,10 +130,10 @@ class ExternalLoad:
             self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
             self._registry.is_consistent(page)
         if self._registry.is_inconsistent:
-            self.signal, self._moved = INCONSISTENT_PAGES_SIGNAL, None
+            self.signal, self._last_progress = INCONSISTENT_PAGES_SIGNAL, None
             return
         self._registry.add_absent_ranks(page)
-        self._load, self._at = read_load(page, self._profile), now
+        self._load, self._scraped_at = read_load(page, self._profile), now
         self.signal = _make_page_signal(page, self._profile)
         if self._load is not None:
             self._load.aborted_total = self._aborts.count_aborts(self._load, page)
@@ -144,20 +145,21 @@ class ExternalLoad:
         # seem busy forever. The engine may accept a request before its next progress, so the larger
         # number is used.
         engine_inflight = (load.running or 0) + (load.waiting or 0)
-        moved = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)
+        progress = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)
         entered = self._read_frontend_inflight(page)
         if entered is not None:
-            if moved != self._moved:
-                self._entered, self._known = entered, engine_inflight
-            self._entered = min(self._entered, entered)
+            if progress != self._last_progress:
+                self._entered_at_progress, self._inflight_at_progress = entered, engine_inflight
+            self._entered_at_progress = min(self._entered_at_progress, entered)
             engine_inflight = max(
-                engine_inflight, min(entered, self._known + entered - self._entered)
+                engine_inflight,
+                min(entered, self._inflight_at_progress + entered - self._entered_at_progress),
             )
         load.inflight = max(engine_inflight, self._count_waiting() or 0)
-        if moved == self._moved and load.inflight:
-            self._next = now + STALLED_SCRAPE_INTERVAL_S
+        if progress == self._last_progress and load.inflight:
+            self._next_at = now + STALLED_SCRAPE_INTERVAL_S
             load.paused = self._pause.read()
-        self._moved = moved
+        self._last_progress = progress
 
     def _read_frontend_inflight(self, page: MetricsPage) -> int | None:
         profile = self._profile
@@ -364,18 +366,18 @@ class PauseReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server, self._path, self._clock = server, paused_path, clock
-        self._absent, self._next = False, 0.0
+        self._absent, self._next_at = False, 0.0
 
     def reset(self) -> None:
         """Try the path again, because a new process may serve it."""
-        self._absent, self._next = False, 0.0
+        self._absent, self._next_at = False, 0.0
 
     def read(self) -> bool | None:
         """Return whether the engine is paused; None if unknown."""
         now = self._clock()
-        if self._path is None or self._absent or now < self._next:
+        if self._path is None or self._absent or now < self._next_at:
             return None
-        self._next = now + RETRY_INTERVAL_S
+        self._next_at = now + RETRY_INTERVAL_S
         try:
             status, body = self._server.call("GET", self._path, PAUSE_TIMEOUT_S)
             self._absent = status == HTTP_NOT_FOUND
@@ -383,5 +385,5 @@ class PauseReader:
         except (EngineError, MalformedError):
             return None
         if paused is not None:
-            self._next = now
+            self._next_at = now
         return paused

@@ -259,7 +259,7 @@ class OwnedProcesses:
         given = None if named is msgspec.UNSET else ProcessId(named.pid, named.started)
         self._identity = EngineFinder(port, endpoint.type, endpoint.container, given)
         self._clock, self._lock = clock, threading.Lock()
-        self._found: EngineProcesses | None = None
+        self._members: EngineProcesses | None = None
         self._searched_at = 0.0
         self._logged = ""
         self._leftovers: set[ProcessId] = set()
@@ -270,7 +270,7 @@ class OwnedProcesses:
         Raises :class:`EngineNotFoundError`, and logs the error once.
         """
         with self._lock:
-            stored_processes = self._found
+            stored_processes = self._members
             fresh = self._clock() - self._searched_at < SEARCH_INTERVAL_S
             if (
                 fresh
@@ -283,22 +283,22 @@ class OwnedProcesses:
 
     def _search(self) -> EngineProcesses:
         self._searched_at = self._clock()
-        before = self._found
+        before = self._members
         if before is not None and (before.main is None or not is_running(before.main)):
             self._leftovers |= set(
                 before.helpers if before.main is not None else self._find_titled_helpers(before)
             )
         self._leftovers = {process for process in self._leftovers if is_running(process)}
         try:
-            self._found = self._identity.find_processes()
+            self._members = self._identity.find_processes()
         except EngineNotFoundError as error:
-            self._found = None
+            self._members = None
             if str(error) != self._logged:
                 log.warning("cannot find the engine: %s", error)
             self._logged = str(error)
             raise
         self._logged = ""
-        return self._found
+        return self._members
 
     def list_processes(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
         """Return the processes with their roles and names. The main process is the ``Frontend``.
@@ -339,7 +339,7 @@ class OwnedProcesses:
     def end_leftover_processes(self) -> str:
         """End the processes of an earlier engine, and return their names as text."""
         with self._lock:
-            members = self._found
+            members = self._members
             left = {process for process in self._leftovers if is_running(process)}
             if not left or members is None or members.main is None:
                 return ""
