@@ -124,7 +124,7 @@ def _make_point(timestamp: float, row: list[int]) -> HistoryPoint:
 CHART_WIDTH_PX, CHART_HEIGHT_PX = 760, 260
 LEFT_MARGIN_PX, RIGHT_MARGIN_PX, TOP_MARGIN_PX, BOTTOM_MARGIN_PX = 76, 12, 12, 28
 GRID_INTERVALS = 4
-# Relative to the largest value, so that no line is at the edge.
+# The chart is this much higher than its largest value, so that no line is at the edge.
 CHART_HEADROOM_FACTOR = 1.05
 
 

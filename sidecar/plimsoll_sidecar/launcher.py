@@ -21,9 +21,9 @@ from plimsoll_sidecar.act.readiness import is_ready
 
 FIRST_BACK_OFF_S = 0.5
 MAX_BACK_OFF_S = 30.0
-# Then the next pause is FIRST_BACK_OFF_S again.
+# After a run of this length, the next pause is FIRST_BACK_OFF_S again.
 MIN_STABLE_RUN_S = 60.0
-# Then the supervisor is killed. The grace period of sidecars is longer.
+# A supervisor that does not stop in time is killed. The grace period of sidecars is longer.
 STOP_TIMEOUT_S = 8.0
 MAX_EVENT_WAIT_S = 0.5
 USAGE = (

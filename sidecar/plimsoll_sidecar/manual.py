@@ -345,7 +345,6 @@ def run_command(
 
 log = logging.getLogger(__name__)
 
-# In the state directory.
 NOTES_FOLDER = "by-hand"
 MAX_NOTES = 64
 MAX_NOTE_BYTES = 1 << 14

@@ -191,7 +191,7 @@ def _render_charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
     return "".join(charts)
 
 
-# For incidents whose phase has no rung yet.
+# An incident in another phase has no rung yet.
 PHASE_RUNGS = {
     IncidentPhase.TRIMMING: Action.TRIM.value,
     IncidentPhase.CONFIRMED: Action.TRIM.value,

@@ -43,7 +43,7 @@ from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContain
 from plimsoll_sidecar.signals.sampler import Sampler
 
 UNASSESSED_GROWTH = SlowGrowth()
-# Then the recording starts without the engine's version.
+# After this time, the recording starts without the engine's version.
 FIRST_ANSWER_TIMEOUT_S = 60.0
 
 

@@ -251,7 +251,7 @@ class Supervisor:
         self._inherited = self._journal.engine
 
     def _resolve_config(self) -> SupervisorConfig:
-        # Without Auto, which the leak budgets in force replace.
+        # The leak budgets in force replace Auto.
         return msgspec.structs.replace(self._config.current, memory=self._governor.memory)
 
     def _observe(self, now: float) -> Observation:

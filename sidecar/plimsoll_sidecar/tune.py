@@ -40,7 +40,7 @@ from plimsoll_sidecar.replay import make_engine_view, make_memory_policy, make_u
 
 UNIX_EPOCH_DATE = date(1970, 1, 1)
 MAX_SERIES_LINES = 10_000_000
-# Share of the size before the restart.
+# The memory of a series fell to at most this share of its size, so the program has restarted.
 MAX_SIZE_SHARE_AFTER_RESTART = 0.5
 
 

@@ -18,13 +18,13 @@ from plimsoll_api.listening import bind_socket
 MAX_CONNECTIONS = 64
 # Request line and headers.
 MAX_HEAD_BYTES = 16 << 10
-# From the start of a connection to the end of the request's headers.
+# A connection must send all headers of its request within this time.
 REQUEST_TIMEOUT_S = 5.0
-# From the start of an answer to the end of the connection. The server waits for the client to close
-# it, because closing it first could lose data that the client has not read.
+# The server waits this long for the client to close the connection, because closing it first could
+# lose data that the client has not read.
 WRITE_TIMEOUT_S = 10.0
 LISTEN_BACKLOG = 1024
-# Then existing connections are served again.
+# After this many new connections, existing ones are served again.
 MAX_ACCEPTS_PER_ROUND = 16
 NO_DESCRIPTOR_PAUSE_S = 0.05
 REASON_PHRASES = {

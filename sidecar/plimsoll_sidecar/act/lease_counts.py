@@ -20,7 +20,7 @@ from plimsoll_api.supervisor_config import GroupMember, SupervisorConfig
 from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
-# Also the maximum of restartBudget.count.
+# The API limits restartBudget.count to the same number.
 MAX_SERVICE_RESTARTS = 1000
 # The newest restarts are kept.
 MAX_RESTARTS_PER_REPLICA = 64

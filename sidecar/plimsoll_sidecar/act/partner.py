@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 # Maximum number of partners that test a restarted engine.
 MAX_PARTNERS = 4
-# Includes the time in which the engines connect.
+# The engines may have to connect first.
 REQUEST_TIMEOUT_S = 20.0
 PARTNER_TEST_TIMEOUT_S = 60.0
 # Fills several KV blocks. Only full blocks are transferred.
 NUM_PROMPT_TOKENS = 128
-# Exclusive. Every tokenizer has these IDs.
+# Every tokenizer has the IDs below this one.
 TOKEN_ID_LIMIT = 250
 COMPLETIONS_PATH, MODELS_PATH = "/v1/completions", "/v1/models"
 

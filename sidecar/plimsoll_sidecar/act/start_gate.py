@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 # The larger of the two applies. The driver uses 600 MB of an H100.
 MAX_IDLE_BYTES, MAX_IDLE_SHARE = 1 << 30, 0.02
 MAX_NAMED_HOLDERS = 4
-# Then the engine starts, because the operator may be down, or a disruption budget may forbid the
-# eviction.
+# After this time, the engine starts: the operator may be down, or a disruption budget may forbid
+# the eviction.
 POD_REPLACE_WAIT_S = 600.0
 
 

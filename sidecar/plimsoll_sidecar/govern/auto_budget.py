@@ -41,7 +41,7 @@ MAX_SAMPLE_GAP_S = 180.0
 BUDGET_FACTOR = 1.5
 GROWTH_QUANTILE = 0.99
 MIN_SHARE_OF_LIMIT = 0.03
-# Applies if no limit is known: 3 % of 2 GiB.
+# The minimum if no limit is known is 3 % of 2 GiB.
 MIN_BUDGET_BYTES = 64 << 20
 MAX_SHARE_OF_HEADROOM = 0.5
 # A new budget makes the detector discard its trends, so it applies only after such a change.

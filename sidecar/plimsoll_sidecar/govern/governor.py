@@ -47,9 +47,9 @@ from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState
 # late after an outage of its own or of the API server: client-go retries a watch after up to 60 s.
 GROUP_RECREATION_WAIT_S = 60.0
 
-# For a restart that is recorded only in the slot's Lease.
+# The slot's Lease stores restarts without their epoch.
 LEASE_EPOCH_PLACEHOLDER = "lease"
-# For an engine that never answered.
+# An engine that never answered has no known epoch.
 UNKNOWN_EPOCH_PLACEHOLDER = "unseen"
 
 

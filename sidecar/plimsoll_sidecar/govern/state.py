@@ -16,16 +16,16 @@ from plimsoll_sidecar.govern.verification import StartHistory
 CONFIRMATION_DURATION_S = 2 * ROUND_DURATION_S
 # A replica usually holds a slot for a minute.
 SLOT_RETRY_INTERVAL_S = 5.0
-# Then the pod returns to its Services in any case, because the fault may be in its partners.
+# Afterwards, the pod returns to its Services in any case, because the fault may be in its partners.
 PARTNER_TEST_DURATION_S = 180.0
-# Then the incident ends, and another one can open after the back-off.
+# Afterwards, the incident ends, and another one can open after the back-off.
 MAX_SLOT_WAIT_S = 1800.0
 MAX_MANUAL_EPOCHS = 8
 FIRST_BACK_OFF_S = 300.0
 MAX_BACK_OFF_S = 3600.0
-# Then the incident ends.
+# The incident ends after this many refused restarts.
 MAX_REFUSALS = 3
-# Share of the growth that an effective trim frees. The memory of a busy engine varies by less.
+# An effective trim frees this share of the growth. The memory of a busy engine varies by less.
 MIN_TRIMMED_SHARE = 0.1
 
 

@@ -19,7 +19,7 @@ from plimsoll_sidecar.govern.incident import ROUND_DURATION_S, Incident
 
 # Memory may still decrease after the warm-up of the new epoch.
 MEMORY_SETTLE_S = 60.0
-# Without the warm-up. Loading large weights takes minutes; a Deployment's default
+# The warm-up is extra. Loading large weights takes minutes; a Deployment's default
 # progressDeadlineSeconds is 600.
 MAX_START_DURATION_S = 900.0
 # A restart that frees this share of the growth resolves the incident.
@@ -96,8 +96,8 @@ def _judge_by_bytes(incident: Incident, unexplained: int, noise: float, now: flo
     return Verdict.PARTLY if returned >= MIN_PARTLY_CURED_SHARE * growth else Verdict.USELESS
 
 
-# Applies until two starts have been observed. Measured with vLLM 0.32 and 2.75 GB: the memory of
-# two starts differs by 1 %. The first two minutes of load add another 3.3 %.
+# The noise is assumed until two starts have been observed. Measured with vLLM 0.32 and 2.75 GB, the
+# memory of two starts differs by 1 %. The first two minutes of load add another 3.3 %.
 PRIOR_NOISE_SHARE_OF_BASELINE = 0.04
 # Two equal starts do not prove that there is no noise. If a start differs by more than the upper
 # bound, the engine was changed or has leaked.

@@ -20,13 +20,12 @@ from plimsoll_sidecar.signals.process_table import ProcessId, list_entry_names, 
 
 log = logging.getLogger(__name__)
 
-# In the state directory.
 DIAGNOSTICS_FOLDER = "diagnostics"
 # faulthandler writes the stacks within milliseconds, even if the process hangs.
 STACKS_WAIT_S = 0.5
-# Per incident: one file for each process.
+# An incident has one file of a kind for each process.
 MAX_FILES_PER_KIND = 16
-# In the folder of the engine, which may create any number of files.
+# The engine may create any number of files in its folder.
 MAX_LISTED_NAMES = 1024
 MAX_TOTAL_BYTES = 64 << 20
 MAX_FILE_BYTES = 8 << 20

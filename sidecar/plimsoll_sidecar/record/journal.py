@@ -29,9 +29,9 @@ from plimsoll_sidecar.record.storage import (
 log = logging.getLogger(__name__)
 
 MAX_INCIDENTS = 200
-# Applies while incidents cannot be published. Then the oldest ended incidents are deleted.
+# The journal keeps more incidents while they cannot be published.
 MAX_UNPUBLISHED_INCIDENTS = 1000
-# For publishing; the newest are read.
+# The newest incidents are read first, for publishing.
 MAX_INCIDENTS_PER_READ = 64
 # Another process may lock the file.
 BUSY_TIMEOUT_S = 5.0

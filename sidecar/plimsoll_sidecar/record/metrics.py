@@ -47,7 +47,7 @@ from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATION_STEPS = frozenset(action.value for action in Action)
-# The memory that an action frees.
+# An action frees this memory.
 MEMORY_KINDS = {
     IncidentKind.HOST_GROWTH: "host",
     IncidentKind.DEVICE_GROWTH: "device",

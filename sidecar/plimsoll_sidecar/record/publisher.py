@@ -31,7 +31,7 @@ from plimsoll_sidecar.govern.incident import Incident
 log = logging.getLogger(__name__)
 
 WARNING_PHASES = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
-# Beyond it, even phase changes are delayed.
+# After this many writes, even phase changes are delayed.
 MAX_IMMEDIATE_WRITES = 60
 # The name of an Event contains the pod's name, and may have 253 characters.
 MAX_POD_NAME_CHARS = 230

@@ -114,7 +114,6 @@ def _collect_times(value: Row) -> list[float | None]:
     return [value.time] if isinstance(value, ClockReading) else []
 
 
-# In the state directory.
 SET_ASIDE_FOLDER = "set-aside"
 MAX_SET_ASIDE_FILES = 12
 MAX_SET_ASIDE_BYTES = 32 << 20
@@ -175,7 +174,6 @@ class DamagedParts:
             sizes.pop(0)
 
 
-# In the state directory.
 RESTARTS_FILE = "restarts.json"
 
 

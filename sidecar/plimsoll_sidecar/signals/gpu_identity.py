@@ -130,7 +130,6 @@ def _read_driver_names(proc: Path) -> dict[int, str]:
 
 
 def _read_gpu_uuids(proc: Path) -> dict[int, str]:
-    # By minor number.
     uuids: dict[int, str] = {}
     folder = proc / "driver/nvidia/gpus"
     for bus in _list_folder(folder)[:MAX_GPUS]:
@@ -142,7 +141,7 @@ def _read_gpu_uuids(proc: Path) -> dict[int, str]:
 
 
 def _find_open_slices(proc: Path, capability_minors: set[int]) -> dict[int, list[str]]:
-    # GI/CI of each slice, by the minor number of its GPU.
+    # A slice is named GI/CI, and listed by the minor number of its GPU.
     slices: dict[int, list[str]] = {}
     folder = proc / "driver/nvidia/capabilities"
     for gpu in _list_folder(folder)[:MAX_GPUS] if capability_minors else []:

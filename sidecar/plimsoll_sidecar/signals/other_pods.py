@@ -40,16 +40,16 @@ PAGE_TIMEOUT_S = 2.0
 MAX_PODS = 64
 # If no pod answers, a round takes MAX_PODS / MAX_CONCURRENT_REQUESTS * PAGE_TIMEOUT_S seconds.
 MAX_CONCURRENT_REQUESTS = 16
-# Longer than the longest round and POLL_PERIOD_S, after which healthy pods answer again.
+# Healthy pods answer again after the longest round and POLL_PERIOD_S, which is less.
 MAX_PAGE_AGE_S = 20.0
 MAX_STATE_BYTES = 1 << 20
-# For a text from another pod.
+# A text from another pod is cut to this length.
 MAX_TEXT_CHARS = 200
-# Suspicions of one pod, and evidence lines of one suspicion.
+# The suspicions of a pod and the evidence of a suspicion are cut to this number.
 MAX_EVIDENCE_LINES = 8
 # Exceeds the memory of any pod.
 MAX_MEMORY_BYTES = 1 << 60
-# After the last call of GroupLeader.is_serving.
+# Polling stops if GroupLeader.is_serving has not been called for this time.
 POLLING_IDLE_TIMEOUT_S = 10.0
 # At first, the leader may not have noticed that its group restarts.
 MIN_LEADER_READY_S = 10.0

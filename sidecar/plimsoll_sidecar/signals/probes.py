@@ -30,10 +30,10 @@ from plimsoll_sidecar.signals.resident_memory import MAX_PROCESSES
 
 # A sample waits this long for all reports. A report takes about a millisecond.
 REPORT_TIMEOUT_S = 0.3
-# Until then, later samples collect a pending report without waiting: a process that hangs would
-# delay them.
+# Later samples collect a pending report without waiting, because a process that hangs would delay
+# them. After this time, the report is given up.
 MAX_LATE_ANSWER_S = 10.0
-# Then a silent process is queried again.
+# A silent process is queried again after this time.
 RETRY_PAUSE_S = 5.0
 MAX_REPORT_AGE_S = 30.0
 TEXT_TIMEOUT_S = 10.0

@@ -35,8 +35,7 @@ MAX_THREADS = 8192
 # The threads of a process may start and end while its children are read.
 MAX_CHILDREN_ATTEMPTS = 3
 OPEN_FILES_PERIOD_S = 15.0
-# Applies on kernels before 6.2, where files are counted one by one. Beyond it, the number is
-# unknown.
+# Kernels before 6.2 do not count open files. They are counted one by one, up to this number.
 MAX_COUNTED_FILES = 65_536
 ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 

@@ -21,8 +21,8 @@ from plimsoll_sidecar.signals.process_table import (
     read_cpu_s,
 )
 
-# Beyond it, the memory is unknown. An engine has a few processes, and a fork bomb in its container
-# must not stop the sampler.
+# The memory of more processes is unknown: a fork bomb in the engine's container must not stop the
+# sampler.
 MAX_PROCESSES = 256
 
 
@@ -32,7 +32,7 @@ class ResidentMemory(msgspec.Struct, frozen=True):
     anon: int
     file: int
     shmem: int
-    # Only anonymous memory.
+    # Anonymous memory in swap.
     swap: int | None = None
     # The other values do not include huge pages from a pool.
     hugetlb: int | None = None

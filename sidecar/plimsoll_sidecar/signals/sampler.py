@@ -56,9 +56,9 @@ MAX_MESSAGE_CHARS = 400
 WORKING_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
 # A signal that is missing for a shorter time is not logged: the engine may be starting or slow.
 MIN_MISSING_LOG_S = 20.0
-# Applies while both the serving port and the status answer.
+# The serving port is checked this often while both the port and the status answer.
 SERVING_CHECK_PERIOD_S = 5.0
-# Then a process with a silent probe must have become another program.
+# After this time, a process with a silent probe must have become another program.
 MAX_PROBE_SILENCE_S = 60.0
 
 

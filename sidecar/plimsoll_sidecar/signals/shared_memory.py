@@ -26,7 +26,7 @@ from plimsoll_sidecar.signals.process_table import (
 )
 
 PROC = Path("/proc")
-# Also of SysV segments.
+# The number of SysV segments has the same limit.
 MAX_SHARED_FILES = 4096
 MAX_FOLDER_DEPTH = 8
 MAX_PROCESSES = 512
@@ -251,12 +251,12 @@ log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
 SCAN_PERIOD_S = 60.0
-# Applies if scans fail.
+# If scans fail, the last result stays valid for this time.
 MAX_RESULT_AGE_S = 300.0
 # The creator of a file needs a moment to map it.
 MIN_FILE_AGE_S = 60.0
-# Applies to a file that is older than the engine. The previous engine may have written to it until
-# its end.
+# A file that is older than the engine needs less time: the previous engine may have written to it
+# until its end.
 MIN_EARLIER_FILE_AGE_S = 2.0
 
 

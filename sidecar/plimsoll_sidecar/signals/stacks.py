@@ -31,7 +31,7 @@ STACKS_SIGNAL = 43
 SIGNAL_WAIT_S = 0.5
 MAX_OUTPUT_BYTES = 1 << 20
 PY_SPY = "py-spy"
-# For all processes together. Each takes about one second.
+# The timeout covers all processes. Each takes about one second.
 PY_SPY_TIMEOUT_S = 10.0
 
 

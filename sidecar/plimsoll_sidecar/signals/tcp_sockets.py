@@ -25,11 +25,11 @@ NETLINK_TIMEOUT_S = 0.5
 MAX_SOCKET_LIST_BYTES = 4 << 20
 # The structs are in include/uapi/linux/netlink.h and inet_diag.h.
 NETLINK_HEADER_BYTES, SOCKET_MESSAGE_BYTES = 16, 72
-# In struct inet_diag_msg. The local port is in network byte order.
+# These fields are in struct inet_diag_msg. The local port is in network byte order.
 PORT_OFFSET, INODE_OFFSET = 4, 68
 # The attribute that holds struct tcp_info.
 INET_DIAG_INFO = 2
-# In struct tcp_info (include/uapi/linux/tcp.h), which only grows at its end.
+# These fields are in struct tcp_info (include/uapi/linux/tcp.h), which only grows at its end.
 LAST_SENT_OFFSET, LAST_RECEIVED_OFFSET, BYTES_RECEIVED_OFFSET, SEGMENTS_SENT_OFFSET = (
     44,
     52,

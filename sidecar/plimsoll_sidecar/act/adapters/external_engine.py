@@ -56,11 +56,11 @@ from plimsoll_sidecar.signals.tcp_sockets import (
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 3.0
-# For all requests of a trim together, each of which takes milliseconds unless the engine hangs.
+# All requests of a trim together take milliseconds unless the engine hangs.
 TRIM_TIMEOUT_S = 5.0
 PAUSE_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.5
-# For the shutdown of the server after the deadline of the drain.
+# The server may need this time for its shutdown after the deadline of the drain.
 EXIT_GRACE_S = 30.0
 MIN_IDLE_POLLS = 2
 

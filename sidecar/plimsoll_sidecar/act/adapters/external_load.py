@@ -30,12 +30,12 @@ from plimsoll_sidecar.signals.metrics_page import (
 )
 
 SCRAPE_INTERVAL_S = 2.0
-# Applies while requests in flight make no progress.
+# The interval is shorter while requests in flight make no progress.
 STALLED_SCRAPE_INTERVAL_S = 1.0
 REQUEST_TIMEOUT_S = 2.0
 # The server may forward this request to a process that hangs.
 PAUSE_TIMEOUT_S = 1.0
-# For a server that gives no valid answer.
+# A server that gives no valid answer is asked less often.
 RETRY_INTERVAL_S = 10.0
 HTTP_NOT_FOUND = 404
 # Number of consecutive consistent pages that end an inconsistency. If two servers share a port and

@@ -39,7 +39,7 @@ NIXL_CONNECTOR_PREFIX = "Nixl"
 LAST_VERSIONS_WITHOUT_RECONNECT = {NIXL_CONNECTOR_PREFIX: (0, 26)}
 _VERSION_PATTERN = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
-# In a MultiConnector.
+# A MultiConnector lists several connectors.
 MAX_CONNECTORS = 16
 
 

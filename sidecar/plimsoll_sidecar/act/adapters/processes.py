@@ -51,9 +51,8 @@ TERM_GRACE_S = 5.0
 # A main process without helpers can finish no request, but vLLM's waits as long as clients keep
 # their streams open.
 NO_HELPERS_GRACE_S = 5.0
-# After their main process ended without SIGKILL.
+# Helpers get this time if their main process ended without SIGKILL.
 HELPER_EXIT_WAIT_S = 3.0
-# After SIGKILL.
 KILL_WAIT_S = 5.0
 POLL_INTERVAL_S = 0.05
 MAIN_EXIT_WAIT_S = 5.0
