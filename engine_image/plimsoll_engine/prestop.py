@@ -29,7 +29,7 @@ class DrainRefusedError(Exception):
 def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
     """Drain the engine and print errors. Return the exit status.
 
-    The status is 0 if the engine is drained or no longer runs, 1 if the drain failed, and 2 if the
+    The status is 0 if the engine is drained or does not run, 1 if the drain failed, and 2 if the
     token cannot be read.
     """
     end = time.monotonic() + deadline_s

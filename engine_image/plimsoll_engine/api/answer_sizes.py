@@ -22,7 +22,7 @@ NUM_BUFFERED_RESPONSES = 4
 def compute_max_response_bytes(max_model_len: int | None) -> int:
     """Return the maximum size of a response in bytes.
 
-    One choice that fills the context with all log probabilities fits into it.
+    It suffices for one choice that fills the context with all log probabilities.
     """
     return max(
         MIN_RESPONSE_BYTES, (max_model_len or 0) * _estimate_bytes_per_token(MAX_LOGPROBS_PER_TOKEN)
@@ -58,9 +58,10 @@ def check_response_size(
         num_tokens: Number of output tokens in all choices.
         num_logprobs: Number of likeliest tokens per output token; None without log probabilities.
         max_bytes: Maximum size of the response.
-        adjustable_fields: Names of the request fields that the client may lower.
+        adjustable_fields: Names of the request fields that the error tells the client to lower.
         num_echoed_tokens: Number of prompt tokens in the response.
-        num_echoed_logprobs: Number of likeliest tokens per prompt token.
+        num_echoed_logprobs: Number of likeliest tokens per prompt token; None without log
+            probabilities.
 
     """
     wanted = estimate_response_bytes(num_tokens, num_logprobs) + estimate_response_bytes(

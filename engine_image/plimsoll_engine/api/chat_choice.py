@@ -15,10 +15,9 @@ from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 
 
 class ChatChoice:
-    """Choice of ``/v1/chat/completions``.
+    """Choice of ``/v1/chat/completions``, whose text begins with ``echo``.
 
-    The text begins with ``echo``. ``stop_ids`` are the client's stop tokens. The reasoning is
-    omitted if ``hide_reasoning`` is True.
+    ``stop_ids`` are the client's stop tokens. ``hide_reasoning`` omits the reasoning.
     """
 
     kind = "chat.completion"
@@ -63,7 +62,7 @@ class ChatChoice:
     def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the chunks for ``delta``. Text and tool calls have separate chunks.
 
-        As in vLLM, the first chunk has the log probabilities, and the last one the finish reason.
+        The first chunk has the log probabilities, and the last one the finish reason, as in vLLM.
         """
         parsed = self._parse(delta)
         pieces: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """Streaming repair of the JSON arguments that models write.
 
-The repair covers control characters and unknown escapes in strings, numbers that JSON lacks,
-Python's constants, trailing commas, and missing or extra closing brackets.
+The repair covers control characters and unknown escapes in strings, numbers such as NaN, Python's
+constants, trailing commas, and missing or extra closing brackets.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ TOKENS_PER_SLICE = 32
 class PromptLogprobs:
     """Builder of the log probabilities of prompts.
 
-    ``prompt_logprobs`` and ``echo`` are the numbers of likeliest tokens for these fields; None if
-    the field is not requested.
+    ``prompt_logprobs`` and ``echo`` are numbers of likeliest tokens; None if not requested.
     """
 
     prompt_logprobs: int | None

@@ -136,8 +136,7 @@ Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 class Message(msgspec.Struct, kw_only=True):
     """Message of a conversation.
 
-    ``extra`` has all fields that the client sent, in their order, with None for fields of this
-    class.
+    ``extra`` keeps all fields that the client sent, in their order.
     """
 
     role: Role

@@ -152,8 +152,12 @@ def make_usage_object(
 ) -> dict[str, Any]:
     """Return the token counts of a request with ``n`` choices per prompt.
 
-    ``reasoning_end`` is the token that ends the reasoning; None if reasoning is not counted.
-    ``sent_tokens`` has the tokens of each choice that a stream has sent; None counts all.
+    Args:
+        generations: Choices of all prompts.
+        n: Number of choices per prompt.
+        reasoning_end: Token that ends the reasoning; None if reasoning is not counted.
+        sent_tokens: Number of tokens that a stream has sent, by choice; None counts all tokens.
+
     """
     prompts = generations[::n]
     counts = [len(one.output_ids) for one in generations] if sent_tokens is None else sent_tokens

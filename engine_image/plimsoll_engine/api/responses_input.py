@@ -41,8 +41,7 @@ def convert_to_messages(
 ) -> list[Message]:
     """Return the messages of a conversation. Raises ApiError for an invalid item.
 
-    Adds the names of ignored fields to ``unknown_fields``. Adds the input field of each message or
-    part to ``origins``, by a name such as ``messages[0].content``.
+    Adds ignored fields to ``unknown_fields``, and the input field of each message to ``origins``.
     """
     found: list[Message] = []
     if instructions is not None:

@@ -212,8 +212,8 @@ class Reader:
     def take_bracketed(self, is_python: bool = False) -> Steps[tuple[str, str]]:
         """Consume a JSON object or array or, if ``is_python``, a Python expression in brackets.
 
-        Return the text up to the last bracket or a tag, and the closing brackets that it lacks.
-        Raises NotACallError if the text ends first.
+        Return the text, and the closing brackets that it lacks because a tag follows. Raises
+        NotACallError if the text ends first.
         """
         stack: list[str] = []
         quote, escaped, taken = "", False, list[str]()
@@ -323,8 +323,7 @@ class Reader:
     def try_calls(self, steps: Steps[None]) -> Steps[bool]:
         """Run ``steps``, which emit calls. Return False after NotACallError.
 
-        The consumed text is then emitted. If it ended within a call, it is parsed again after the
-        beginning of that call.
+        The consumed text is then emitted, or parsed again if it ended within a call.
         """
         try:
             yield from steps
@@ -423,7 +422,7 @@ def create_call_id() -> str:
 
 
 def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
-    """Return the calls in an object with a name, or in a list. Raises NotACallError without any.
+    """Return the calls in a JSON value. Raises NotACallError if it has none.
 
     If ``has_tag`` is False, an object without arguments is not a call.
     """

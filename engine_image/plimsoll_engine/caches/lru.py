@@ -11,9 +11,9 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """LRU cache whose items have a total size of at most ``capacity``, in a unit of the caller.
+    """LRU cache whose items have a total size of at most ``capacity``.
 
-    An item with at least one pin is not evicted.
+    The caller chooses the unit of size. Pinned items are not evicted.
     """
 
     def __init__(self, capacity: int) -> None:

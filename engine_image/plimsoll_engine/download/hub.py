@@ -50,7 +50,7 @@ MAX_BUFFERS_BYTES = 2_000_000_000
 
 
 def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None) -> None:
-    """Limit hf-xet's buffers to a quarter of ``headroom_bytes`` by variables in ``environ``.
+    """Limit hf-xet's buffers to a quarter of ``headroom_bytes``, by variables in ``environ``.
 
     By default, hf-xet sizes its buffers by the machine's memory instead of the container's limit.
     """

@@ -24,10 +24,9 @@ def make_default_model_name(model: str) -> str:
 
 
 def fetch_folder(model: str) -> Path:
-    """Return the checkpoint's folder. Raises SourceError.
+    """Return the checkpoint's folder. Download it first if ``model`` is in the hub.
 
-    A separate process downloads a repository ``hf://ORGANISATION/NAME[@REVISION]`` to the hub's
-    cache, which frees the memory of the hub's client.
+    Raises SourceError. A separate process downloads it, which frees the memory of the hub's client.
     """
     if not model.startswith(HUB_SCHEME):
         return Path(model)

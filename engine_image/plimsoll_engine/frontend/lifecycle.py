@@ -57,7 +57,7 @@ class Lifecycle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests may be routed to this replica, also while its worker restarts."""
+        """Whether this replica may get requests. True while its worker restarts."""
         return self.state in READY_STATES
 
     @property

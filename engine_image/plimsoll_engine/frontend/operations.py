@@ -33,7 +33,7 @@ class Recorder:
 
     @contextmanager
     def measure_step(self, name: str) -> Iterator[OperationStep]:
-        """Record a step and its duration, which ends when the context exits."""
+        """Record a step, which lasts until the context exits."""
         step = OperationStep(name=name, duration_s=0.0)
         began = time.monotonic()
         try:
@@ -64,7 +64,7 @@ class Operations:
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
-        """Start an operation, or return the one with this ID, so that a call can be repeated.
+        """Start an operation, or return the operation that already has this ID.
 
         Raises StaleEpochError, OperationConflictError, and ValueError if ``expected_epoch`` is
         malformed.

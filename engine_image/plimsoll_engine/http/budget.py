@@ -1,6 +1,6 @@
 """Memory budget of request bodies and responses, in total and per client.
 
-The budget limits reserved bytes. The ledger reports held bytes, which have been received.
+The budget limits reserved bytes. The ledger reports the bytes that are in memory.
 """
 
 from __future__ import annotations

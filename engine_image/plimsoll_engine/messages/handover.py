@@ -59,7 +59,7 @@ class HandoverRefusedError(Exception):
 
 
 class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
-    """Message form of :class:`HandoverRefusedError`."""
+    """Message with the outcome and the reason of a failed handover."""
 
     outcome: HandoverOutcome
     message: str
@@ -111,7 +111,8 @@ class BlockTable(msgspec.Struct, array_like=True, frozen=True):
 class Handover(msgspec.Struct, array_like=True, frozen=True):
     """Block tables of all running requests.
 
-    ``used_blocks`` counts each block once, ``block_references`` once for each table with it.
+    ``used_blocks`` is the number of distinct blocks, and ``block_references`` the number of entries
+    in all tables.
     """
 
     layout: PoolLayout

@@ -84,7 +84,7 @@ class Step(msgspec.Struct, tag="step"):
 
 
 class PrepareGraphs(msgspec.Struct, tag="graphs"):
-    """Command: prepare the capture of CUDA graphs, as in ``Forward.capture_graphs``."""
+    """Command: call ``Forward.capture_graphs`` with these fields."""
 
     max_rows: int
     max_blocks: int
@@ -220,5 +220,5 @@ from_rank_decoder = msgspec.msgpack.Decoder(Reply)
 
 
 def encode_frame(message: Command | Reply) -> bytes:
-    """Return ``message`` encoded and framed."""
+    """Return ``message`` as an encoded frame."""
     return add_length_prefix(_encoder.encode(message))

@@ -17,8 +17,8 @@ LookupLength = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOOKUP_TOKENS)]
 class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Settings of speculative decoding.
 
-    The method ``ngram`` looks up the request's last tokens in its own tokens; ``draft_model`` runs
-    the smaller ``model``.
+    The method ``ngram`` searches the request's own tokens for its last tokens, and the method
+    ``draft_model`` runs the smaller ``model``.
     """
 
     method: Literal["ngram", "draft_model"]
@@ -29,9 +29,9 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def ngram_lengths(self) -> tuple[int, int]:
-        """Minimum and maximum number of tokens to look up.
+        """Minimum and maximum number of tokens to search for.
 
-        If only one of the two fields is set, it is both numbers.
+        If only one of the two fields is set, its value is used for both.
         """
         longest = self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP_TOKENS
         return self.prompt_lookup_min or longest, longest

@@ -161,7 +161,7 @@ class AbandonedRequests(msgspec.Struct, tag="abandoned"):
 class LoadAdapter(msgspec.Struct, tag="load_adapter"):
     """Command: load the LoRA adapter in the folder ``path``.
 
-    ``number`` identifies the adapter in later submissions and is never reused.
+    Later submissions name the adapter by its ``number``, which is never reused.
     """
 
     query_id: str
@@ -263,7 +263,7 @@ class StartupStage(msgspec.Struct, tag="starting"):
 class Prepared(msgspec.Struct, tag="prepared"):
     """Message: the worker has loaded weights and kernels, and waits for TakeOver.
 
-    ``memory`` is that of rank 0, and ``others`` that of the other ranks.
+    ``memory`` is the memory of rank 0, and ``others`` that of the other ranks.
     """
 
     epoch: int
@@ -456,7 +456,7 @@ class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
 
 
 class AdoptionResult(msgspec.Struct, tag="adopted"):
-    """Reply: the requests in ``request_ids`` continue with the predecessor's keys and values.
+    """Reply: the successor continues with the keys and values of ``request_ids``.
 
     ``refused`` maps the ID of each other request in the handover to the reason.
     """
@@ -490,8 +490,7 @@ class StopResult(msgspec.Struct, tag="stopped"):
 class WorkerFailure(msgspec.Struct, tag="failed"):
     """Message: the worker cannot continue, and exits.
 
-    ``permanent`` means that a setting or the checkpoint is invalid, so another worker would also
-    fail.
+    If ``permanent`` is True, another worker would fail as well.
     """
 
     message: str
@@ -523,5 +522,5 @@ from_worker_decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
 def encode_frame(message: ToWorker | FromWorker) -> bytes:
-    """Return ``message`` encoded and framed."""
+    """Return ``message`` as an encoded frame."""
     return add_length_prefix(_encoder.encode(message))

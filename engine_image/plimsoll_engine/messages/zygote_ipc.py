@@ -144,5 +144,5 @@ from_zygote_decoder = msgspec.msgpack.Decoder(FromZygote)
 
 
 def encode_frame(message: ToZygote | FromZygote) -> bytes:
-    """Return ``message`` encoded and framed."""
+    """Return ``message`` as an encoded frame."""
     return add_length_prefix(_encoder.encode(message))

@@ -63,6 +63,6 @@ class Processor(Protocol):
     def process(self, data: bytes) -> ProcessedMedia:
         """Return the tensor of the file ``data``. Raises MediaError.
 
-        Do not call this method on the event loop: it takes milliseconds.
+        This takes milliseconds: do not call it on the event loop.
         """
         ...

@@ -83,17 +83,13 @@ def trim_malloc() -> bool:
 def set_mmap_threshold() -> bool:
     """Make freed large blocks return to the kernel at once. Return False if not supported.
 
-    By default, glibc raises the threshold to up to 32 MiB. Two decoded images of 40 million pixels
-    then left 230 MiB behind.
+    By default, glibc kept 230 MiB after two images of 40 million pixels were decoded.
     """
     return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) == 1
 
 
 class PythonMemoryEstimator:
-    """Estimator of the memory of small Python objects.
-
-    The estimate multiplies pymalloc's blocks by a mean size that is measured once, on a sample.
-    """
+    """Estimator of the memory of small Python objects, from the number of pymalloc's blocks."""
 
     def __init__(self) -> None:
         objects = gc.get_objects()
@@ -115,10 +111,7 @@ def measure_process_memory(
     collection_counter: FullCollectionCounter | None = None,
     excluded_shared_bytes: int = 0,
 ) -> ProcessMemory:
-    """Return the host memory of this process by segment.
-
-    Another process reports ``excluded_shared_bytes`` of its shared memory.
-    """
+    """Return the host memory of this process by segment, without ``excluded_shared_bytes``."""
     in_use, retained = read_malloc_bytes()
     blocks, size = python_memory.measure()
     shared = _read_status_bytes("RssShmem")

@@ -28,7 +28,7 @@ POLL_INTERVAL_S = 0.1
 
 
 def wait_until_open(run_dir: Path) -> None:
-    """Wait until the supervisor permits the start, or does not answer in time.
+    """Wait until the supervisor permits the start, with a timeout.
 
     Return at once if no supervisor has set up a gate in ``run_dir``.
     """

@@ -18,7 +18,7 @@ PROMPT_HASH_SLOTS = 4096
 
 @dataclass(slots=True)
 class EpochCounts:
-    """Counts of one epoch. A request counts only in the epoch in which it was admitted.
+    """Counts of the requests that were admitted in one epoch.
 
     ``adapters`` is the number of adapter loads; None if the engine does not serve adapters.
     """
@@ -37,10 +37,7 @@ class EpochCounts:
     def count_admitted(
         self, prompt_ids: Sequence[int], media: Iterable[Media], num_choices: int = 1
     ) -> None:
-        """Count ``num_choices`` requests that share one prompt, and the prompt if it is new.
-
-        A repeated prompt may count again if another prompt has overwritten its hash slot.
-        """
+        """Count ``num_choices`` requests that share one prompt, and the prompt if it is new."""
         self.requests += num_choices
         self.prompt_tokens += num_choices * len(prompt_ids)
         keys = []
@@ -90,10 +87,10 @@ def merge_load(
     cache_usage: CacheUsage,
     report_age_s: float | None = None,
 ) -> Load:
-    """Return the engine's load, with the worker's latest figures, also while it hangs.
+    """Return the engine's load, from the frontend's counts and the worker's latest report.
 
-    If the report is older than :data:`MAX_REPORT_AGE_S`, ``compiling`` is None. An outdated value
-    would explain a hang as a compilation.
+    ``compiling`` is None if the report is older than :data:`MAX_REPORT_AGE_S`, because an outdated
+    value would hide a hang.
     """
     fresh = (
         worker_load is not None and report_age_s is not None and report_age_s <= MAX_REPORT_AGE_S

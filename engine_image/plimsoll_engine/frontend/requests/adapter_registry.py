@@ -121,10 +121,7 @@ class AdapterRegistry:
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def handle_load_result(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
-        """Handle a worker's reply about an adapter, and return an adapter that failed to load.
-
-        The adapter is unregistered, and the worker fails the requests that use it.
-        """
+        """Handle a worker's reply. Unregister and return the adapter if it failed to load."""
         adapter = self._known.get(answer.number)
         if adapter is None:
             return None
@@ -136,7 +133,7 @@ class AdapterRegistry:
         return adapter
 
     def find_problems(self, used_adapters: Iterable[RegisteredAdapter]) -> list[str]:
-        """Return a message for each adapter with a wrong user count, or that should be unloaded.
+        """Return a message for each adapter that has a wrong user count or should be unloaded.
 
         ``used_adapters`` has the adapter of each running request that uses one, with repetitions.
         """

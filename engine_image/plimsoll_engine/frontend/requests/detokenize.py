@@ -16,8 +16,7 @@ MAX_PENDING_TOKENS = 32
 class Detokenizer:
     """Incremental decoder of the text that follows the tokens in ``context``.
 
-    Without ``context``, the end of the prompt, some decoders would strip the first space. The token
-    IDs in ``skipped`` produce no text.
+    ``context`` is the end of the prompt. The token IDs in ``skipped`` produce no text.
     """
 
     def __init__(
@@ -88,8 +87,7 @@ def find_prompt_context(
 ) -> list[int]:
     """Return the shortest end of a prompt that decodes to whole characters.
 
-    An incomplete character at the end is omitted. The list is empty if the last tokens have no
-    text.
+    The list is empty if the last tokens have no text.
     """
     shown = [
         token_id for token_id in prompt_ids[-2 * MAX_PENDING_TOKENS :] if token_id not in skipped

@@ -38,8 +38,11 @@ class QueueFullError(Exception):
 class RequestFailedError(Exception):
     """A request ended with an error.
 
-    ``reason`` is ``invalid`` (the client can correct the request), ``unavailable`` (another replica
-    can answer it), ``deadline`` or ``error``. ``param`` names the invalid field.
+    Attributes:
+        reason: ``invalid`` if the client can correct the request, ``unavailable`` if another
+            replica can answer it, ``deadline``, or ``error``.
+        param: Name of the invalid field.
+
     """
 
     def __init__(self, reason: str, message: str, param: str | None = None) -> None:
@@ -157,10 +160,7 @@ class Generation:
         wake: asyncio.Event | None = None,
         media: Sequence[Media] = (),
     ) -> None:
-        """Create a generation.
-
-        The choices of one request share ``wake``, which is set when :meth:`take` has output.
-        """
+        """Create a generation. All choices of a request share the event ``wake``."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.sampling = sampling
@@ -266,10 +266,9 @@ class Generation:
             self.ended.set()
 
     def take(self, streamed: bool = True) -> Delta | None:
-        """Return the output since the last call; None if there is none.
+        """Return the output since the last call; None if there is none. Raises RequestFailedError.
 
-        If ``streamed`` is False, the output still counts in :attr:`answer_bytes`. Raises
-        RequestFailedError.
+        If ``streamed`` is False, the output still counts in :attr:`answer_bytes`.
         """
         if self._error is not None:
             # A stored exception would keep this frame, and so this request, in memory.
@@ -307,10 +306,7 @@ class Generation:
         return self._searched if self._closed_at is None else self._closed_at
 
     def create_submission(self) -> Submit:
-        """Return the message that makes a worker run or continue the request.
-
-        The message begins a new attempt, so later replies to earlier attempts are ignored.
-        """
+        """Return the message that makes a worker run or continue the request, as a new attempt."""
         self.attempt += 1
         sampling = self.sampling
         if self.scores is not None and self.scores.is_complete:

@@ -94,10 +94,9 @@ class CrashBudget:
 
 
 class Quarantine:
-    """Quarantine of requests that may have crashed two consecutive workers.
+    """Quarantine of requests that ran while two consecutive workers crashed.
 
-    These requests run one at a time, until each has a token. If another worker crashes, only the
-    suspected request fails.
+    Such requests run one at a time. If another worker crashes, only the request that it ran fails.
     """
 
     def __init__(self) -> None:
@@ -184,7 +183,7 @@ class Failures:
     ) -> FailureScope:
         """Return which processes to end after a worker could not be forked.
 
-        A zygote that the kernel refused a fork is kept while another worker serves.
+        If the kernel refuses a fork while another worker serves, the zygote is kept.
         """
         refused = isinstance(error, ForkRefusedError) and not is_another_worker_serving
         return (

@@ -67,7 +67,8 @@ class Standby:
         self._preparing: asyncio.Task[WorkerHandle] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._memory = StandbyMemory()
-        # Whether the next report may count device memory of the former worker.
+        # Whether the next report may count device memory of the former worker. The memory of a
+        # standby that starts then would be underestimated.
         self._includes_former_worker = False
 
     @property
@@ -138,11 +139,7 @@ class Standby:
         self.end_lease()
 
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
-        """Start a standby if one should exist, or update the memory of the existing one.
-
-        Reports that may include memory of the former worker start no standby, because its own
-        memory would be underestimated.
-        """
+        """Start a standby if one should exist, or update the memory of the existing one."""
         if self._includes_former_worker:
             self._includes_former_worker = self._workers.has_stopped_worker
         elif self._preparing is None:

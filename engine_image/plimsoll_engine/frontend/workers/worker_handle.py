@@ -110,8 +110,7 @@ class WorkerHandle:
     async def stop(self, grace_s: float, should_hand_over: bool = False) -> StopOutcome:
         """Ask the worker to stop. Kill it if it has not stopped after ``grace_s`` seconds.
 
-        Return when the worker has released all memory. Its processes stay until :meth:`dismiss`, so
-        that the next worker need not wait while the driver destroys CUDA contexts.
+        Return when the worker has released all memory. It exits after :meth:`dismiss`.
         """
         if self.stopped.done():
             return StopOutcome(self.stopped.result())
@@ -138,7 +137,7 @@ class WorkerHandle:
     async def kill(self) -> tuple[str, ...]:
         """Send SIGTERM, then SIGKILL if needed. Return the names of the signals that were sent.
 
-        A process may survive SIGKILL. The event ``exited`` is not set then.
+        The event ``exited`` is not set if a process survives SIGKILL.
         """
         self._stopping = True
         sent: list[str] = []

@@ -212,7 +212,7 @@ class WorkerProcesses:
     ) -> worker_ipc.Ready:
         """Make a prepared worker serve. Raises WorkerLostError.
 
-        ``skip_warm_up`` skips the warm-up of the largest step, which ``handover`` requires.
+        ``skip_warm_up`` skips the warm-up of the largest step. It must be True with a ``handover``.
         """
         self._set_serving(worker)
         worker.link.send(worker_ipc.TakeOver(skip_warm_up, handover))
