@@ -1,17 +1,6 @@
 """Reader of a checkpoint's configuration, tokenizer and chat templates.
 
-If several files define the same value, the precedence is that of transformers and vLLM:
-
-- Stop tokens come from the first of these that defines them: generation_config.json, config.json,
-  text_config in config.json. The other files add a stop token only if it is special, because an
-  outdated one may be an ordinary word. The tokenizer's eos_token is always a stop token (vLLM).
-- A token is special if tokenizer.json or tokenizer_config.json marks it, or if a field of
-  tokenizer_config.json such as pad_token names it (transformers).
-- Truncation and padding in tokenizer.json are ignored, because training scripts leave them behind.
-- A token ID is valid if it is below the model's vocab_size and at most the largest ID in the
-  vocabulary. The vocabulary may have gaps.
-- The chat template comes from the first of these that exists: ``--chat-template``,
-  chat_template.jinja, chat_template.json, tokenizer_config.json.
+If several files define the same value, the precedence is that of transformers and vLLM.
 """
 
 from __future__ import annotations
@@ -127,6 +116,7 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise UsageError(f"cannot load the tokenizer {file}: {error}") from None
+    # Training scripts leave truncation and padding behind in the file.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     known = {one.content: one for one in tokenizer.get_added_tokens_decoder().values()}
@@ -144,6 +134,7 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
+    # A field such as pad_token makes a token special (transformers).
     where = f"{folder / TOKENIZER_CONFIG_FILE}: field"
     for name, value in settings.items():
         if name.endswith("_token") and value and not isinstance(value, bool):
@@ -173,7 +164,8 @@ def _get_token_text(value: Any, field: str) -> str:
 
 
 def _count_vocabulary(folder: Path, tokenizer: Tokenizer) -> int:
-    # On a GPU, a larger token ID would cause an error that ends the worker.
+    # A larger token ID would cause an error on a GPU, which ends the worker. The vocabulary may
+    # have gaps below this number.
     numbers = tokenizer.get_vocab(with_added_tokens=True).values()
     config = read_json(folder / MODEL_CONFIG_FILE)
     size = _get_text_config(config).get("vocab_size", config.get("vocab_size"))
@@ -206,11 +198,12 @@ def _read_stop_tokens(
                 f"{folder / name}: field {field} must be a token ID or a list of token IDs, "
                 f"got {value!r}"
             )
-        if ids:
+        if ids:  # an outdated stop token in a later file may be an ordinary word
             named = [one for one in named if one in added and added[one].special]
         if more := [one for one in named if one not in ids]:
             ids += more
             sources.append(name)
+    # The tokenizer's eos_token is always a stop token (vLLM).
     own = None if eos_token is None else tokenizer.token_to_id(eos_token)
     if own is not None and own not in ids:
         ids.append(own)

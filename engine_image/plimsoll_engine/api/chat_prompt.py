@@ -1,13 +1,7 @@
 """Render conversations in a form that the chat template renders completely.
 
 Messages and tools reach the template as the client sent them, without nulls. If the template
-rejects or drops a part of them, an equivalent form is tried:
-
-- Content parts are joined to one text, or a text becomes a part.
-- The role ``developer`` becomes ``system``.
-- Instructions are merged into one system message at the front.
-- Missing content becomes an empty text.
-- Arguments that are not JSON become an object.
+rejects or drops a part of them, an equivalent form is tried.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Streaming parser of the tool calls in a model's output.
 
-The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply to all formats:
-
-- A call is returned once its name is known, and its arguments as they arrive. If the arguments
-  precede the name or are a string, the call is returned when it is complete.
-- A tag inside a string of the arguments is part of the string.
-- Everything else that resembles a call is returned as text. If it follows a tag,
-  ``has_unparsed_call`` becomes True.
+The formats are in :mod:`plimsoll_engine.api.tool_families`. Text that only resembles a call is
+returned as text.
 """
 
 from __future__ import annotations
@@ -68,6 +63,10 @@ class IncompleteCallError(NotACallError):
 
 class Reader:
     """Buffer of unread text, and of the parsed output."""
+
+    # A call is emitted once its name is known, and its arguments as they arrive. If the arguments
+    # precede the name or are a string, the call is emitted when it is complete. A tag inside a
+    # string of the arguments is part of the string.
 
     def __init__(self) -> None:
         self.text = ""
