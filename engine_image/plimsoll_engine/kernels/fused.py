@@ -35,7 +35,7 @@ MIN_SEPARATE_OUTPUTS = 1 << 23
 
 
 class FusedOps:
-    """Decoder operations in Triton."""
+    """Implementation of :class:`Ops` in Triton."""
 
     min_add_rows = 1024
 
@@ -51,37 +51,30 @@ class FusedOps:
         return self._counters
 
     def get_max_projection_rows(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.get_max_projection_rows`."""
         several = isinstance(weight, torch.Tensor) and few_rows.supports(weight)
         return MAX_FEW_ROWS if several else 1
 
     def create_step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.create_step_context` with torch's fastest attention for prompts."""
         plan.joined = self._equal.count_step(get_whole_prompts(plan))
         return select_fastest_backend(plan)
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.gather_rows` in one kernel."""
         return by_row.gather_rows(x, index)
 
     def take_token_ids(
         self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.take_token_ids` in one kernel."""
         return by_row.take_token_ids(ids, sources, newest)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Implement :meth:`Ops.rms_norm` in one kernel."""
         return norm.rms_norm(x, None, weight, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.add_rms_norm` in one pass."""
         return norm.rms_norm(x, residual, weight, eps)
 
     def compute_rotary_table(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.compute_rotary_table` in one kernel."""
         return rotary.compute_rotary_table(positions, inverse)
 
     def rotate_and_store(
@@ -94,7 +87,6 @@ class FusedOps:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.rotate_and_store` in one kernel."""
         keys, values = plan.get_pages(layer)
         query, pairs = rotary.rotate_and_store(
             qkv,
@@ -114,11 +106,10 @@ class FusedOps:
         self, query: torch.Tensor, rotary_table: torch.Tensor, norm: torch.Tensor | None,
         eps: float, dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Implement :meth:`Ops.normalize_and_rotate` in one kernel."""
         return rotary.normalize_and_rotate(query, rotary_table, norm, eps, dim)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
-        """Implement :meth:`Ops.store`. Also keep keys and values for the attention of prompts."""
+        # Also keeps keys and values for the attention of prompts.
         for pages, rows in zip(plan.get_pages(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
@@ -163,7 +154,6 @@ class FusedOps:
         window: int | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.attend`, with separate kernels for decode rows and prompts."""
         out = torch.empty_like(query) if out is None else out
         self._attend_paged(query, plan, layer, scale, window, out)
         for first, prompts in attend_whole_prompts(query, plan, scale, window):
@@ -183,7 +173,7 @@ class FusedOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Implement :meth:`Ops.add_attention`, without copying the attention of long prompts."""
+        # The attention of long prompts is not copied.
         if count_rows_of_smallest_call(plan, window) * weight.shape[0] < MIN_SEPARATE_OUTPUTS:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
@@ -198,11 +188,10 @@ class FusedOps:
         return None
 
     def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
-        """Implement :meth:`Ops.add_product` in one cuBLAS call, which rounds only once."""
+        # cuBLAS rounds only once.
         into.addmm_(x, weight.t())
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Implement :meth:`Ops.linear` with cuBLAS, for plain and quantized weights."""
         if isinstance(weight, torch.Tensor):
             return linear(x, weight, bias)
         return scaled_product(x, weight, bias)
@@ -217,7 +206,6 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.project`, in one kernel for one row."""
         if x.shape[0] == 1:
             return project(x, weight, bias, norm, eps, silu, into)
         assert isinstance(weight, torch.Tensor)
@@ -236,29 +224,23 @@ class FusedOps:
         top_k: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.compute_experts` without making the host wait."""
         return mixture.compute_experts(x, router, gate_up, down, top_k, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.argmax` in two kernels."""
         return argmax.argmax(logits)
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.draw` in two kernels."""
         return argmax.draw(logits.contiguous(), scales, keys)
 
     def compute_argmax_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
-        """Implement :meth:`Ops.compute_argmax_keys` in two kernels."""
         return argmax.compute_argmax_keys(x, first_column)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.silu_mul` in one kernel."""
         return activation.silu_mul(gate_up)
 
     def gated_linear(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.gated_linear`, in one kernel if that is faster."""
         if isinstance(weight, torch.Tensor) and gated_product.supports(x, weight, bias):
             if gated_product.is_faster(x, weight):
                 return gated_product.gated_product(x, weight)

@@ -35,7 +35,7 @@ class GatheredSlots:
 
 
 class ReferenceOps:
-    """Decoder operations in torch."""
+    """Implementation of :class:`Ops` in torch."""
 
     min_add_rows = 1024
 
@@ -44,21 +44,17 @@ class ReferenceOps:
         return 0
 
     def create_step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Return a context manager that does nothing."""
         return nullcontext()
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.gather_rows`."""
         return x[index.long()]
 
     def take_token_ids(
         self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.take_token_ids`."""
         return torch.where(sources >= 0, newest[sources.clamp(min=0)].clamp(min=0), ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Implement :meth:`Ops.rms_norm`, in float32."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * wide.to(x.dtype)
@@ -66,12 +62,10 @@ class ReferenceOps:
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.add_rms_norm`."""
         residual += x
         return self.rms_norm(residual, weight, eps)
 
     def compute_rotary_table(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.compute_rotary_table`."""
         angles = positions.float().unsqueeze(-1) * inverse
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
@@ -85,7 +79,6 @@ class ReferenceOps:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.rotate_and_store`."""
         kv_heads, dim = plan.keys.shape[2:]
         heads = qkv.shape[1] // dim - 2 * kv_heads
         query, key, value = torch.split(
@@ -102,12 +95,10 @@ class ReferenceOps:
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
         dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Implement :meth:`Ops.normalize_and_rotate`."""
         query = query.view(len(query), -1, dim)
         return rotate(query if norm is None else self.rms_norm(query, norm, eps), rotary)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
-        """Implement :meth:`Ops.store`."""
         for pages, rows in zip(plan.get_pages(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
@@ -123,7 +114,6 @@ class ReferenceOps:
         window: int | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.attend` for one prompt at a time, on gathered keys and values."""
         if plan.derived is None:
             plan.derived = gather_slots(plan)
         parts = []
@@ -144,15 +134,12 @@ class ReferenceOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Implement :meth:`Ops.add_attention`."""
         self.add_product(self.attend(query, plan, layer, scale, window).flatten(1), weight, into)
 
     def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
-        """Implement :meth:`Ops.add_product`."""
         into += product(x, weight, None)
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Implement :meth:`Ops.linear`."""
         return product(x, weight, bias)
 
     def project(
@@ -165,7 +152,6 @@ class ReferenceOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.project` as separate operations."""
         out = product(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
         if silu:
             out = self.silu_mul(out)
@@ -183,19 +169,15 @@ class ReferenceOps:
         top_k: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.compute_experts`, one expert at a time."""
         return experts_reference.compute_experts(x, router, gate_up, down, top_k, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.argmax`."""
         return logits.argmax(dim=-1)
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.draw`."""
         return by_noise.draw(logits, scales, keys)
 
     def compute_argmax_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
-        """Implement :meth:`Ops.compute_argmax_keys`."""
         value = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         highest, column = value.max(dim=-1)
         # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.
@@ -204,14 +186,12 @@ class ReferenceOps:
         return (ordered.long() << 32) | (KEY_LOWER_MASK - (first_column + column))
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.silu_mul`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
 
     def gated_linear(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.gated_linear` as separate operations."""
         return self.silu_mul(self.linear(x, weight, bias))
 
 

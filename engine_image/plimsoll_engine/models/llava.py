@@ -53,7 +53,6 @@ class LlavaModel:
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Names, as in ``parts``, of checkpoint tensors that are not loaded."""
         return self._text.ignored_tensors
 
     @staticmethod
@@ -68,16 +67,13 @@ class LlavaModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         return self._text.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of weights and activations."""
         return self._text.dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return all tensors of the decoder, the tower and the projector by name in ``parts``."""
         tensors = {
             TEXT_PREFIX + name: tensor for name, tensor in self._text.get_parameters().items()
         }
@@ -86,10 +82,6 @@ class LlavaModel:
         return tensors
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights, without copying them.
-
-        Raises ValueError, naming the first tensor that does not match.
-        """
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
                 raise ValueError(f"tensor {name} is missing, or its shape is not {part.shape}")
@@ -115,11 +107,9 @@ class LlavaModel:
         return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
 
     def make_dummy_media(self) -> Media:
-        """Return an image of zeros for the warm-up, in the size that the processor produces."""
         return media_input.make_dummy_media("image", self._shape, self._tokens, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the text embeddings [tokens, hidden] of ``ids`` [tokens]."""
         return self._text.embed(ids)
 
     def forward(
@@ -129,18 +119,12 @@ class LlavaModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
-
-        See :meth:`plimsoll_engine.models.model.Model.forward`.
-        """
         return self._text.forward(ids, positions, plan, embeds)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         return self._text.compute_logits(hidden)
 
     def close(self) -> None:
-        """Release all tensors."""
         self._text.close()
         clear_tensors(self._tower)
         clear_tensors(self._projector)

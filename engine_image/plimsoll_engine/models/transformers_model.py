@@ -67,7 +67,6 @@ class TransformersModel:
         self.dtype: torch.dtype = module.dtype
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [tokens, hidden] of ``ids`` [tokens]."""
         embeds: torch.Tensor = self.module.get_input_embeddings()(ids)
         return embeds
 
@@ -78,10 +77,6 @@ class TransformersModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
-
-        See :meth:`plimsoll_engine.models.model.Model.forward`.
-        """
         inputs = {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
         out = self.module.base_model(
             **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},
@@ -95,7 +90,6 @@ class TransformersModel:
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary], scaled and capped as the config specifies."""
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
         # The heads of Cohere, Granite and Gemma 2 post-process the logits like this.
@@ -108,11 +102,10 @@ class TransformersModel:
         return scores
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return all parameters and buffers by name in the module."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
     def close(self) -> None:
-        """Remove all tensors from all modules, which reference cycles may keep in memory."""
+        # Reference cycles may keep the modules in memory.
         for module in self.module.modules():
             module._parameters.clear()
             module._buffers.clear()

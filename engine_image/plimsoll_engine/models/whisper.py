@@ -91,7 +91,7 @@ class WhisperModel:
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Names of checkpoint tensors that are not loaded: the output head, which is tied."""
+        # The output head is tied.
         return frozenset({"proj_out.weight"})
 
     @staticmethod
@@ -101,24 +101,17 @@ class WhisperModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         return self._tensors[f"{DECODER_PREFIX}embed_tokens.weight"].device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of weights and activations."""
         return self._tensors[f"{DECODER_PREFIX}embed_tokens.weight"].dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return all tensors of the encoder and the decoder by name in the checkpoint."""
         encoder = {ENCODER_PREFIX + name: t.data for name, t in self._encoder.named_parameters()}
         return encoder | self._tensors
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights, without copying them.
-
-        Raises ValueError, naming the first tensor that does not match.
-        """
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
                 raise ValueError(f"tensor {name} is missing, or its shape is not {part.shape}")
@@ -144,11 +137,9 @@ class WhisperModel:
         return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
 
     def make_dummy_media(self) -> Media:
-        """Return an audio clip of zeros for the warm-up, as long as the processor's output."""
         return media_input.make_dummy_media("audio", self._shape, 0, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the token embeddings [tokens, hidden] of ``ids`` [tokens], without positions."""
         return embedding(ids, self._tensors[f"{DECODER_PREFIX}embed_tokens.weight"]) * self._scale
 
     def forward(
@@ -158,7 +149,7 @@ class WhisperModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
+        """Return the final normalised hidden states, like Model.forward.
 
         ``plan.attended`` must contain the results of :meth:`encode`.
         """
@@ -176,11 +167,9 @@ class WhisperModel:
         return self._normalize(x, "layer_norm")
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         return product(hidden, self._tensors[f"{DECODER_PREFIX}embed_tokens.weight"], None)
 
     def close(self) -> None:
-        """Release all tensors."""
         self._tensors = {}
         clear_tensors(self._encoder)
 
