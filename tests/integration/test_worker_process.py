@@ -698,7 +698,7 @@ def test_a_standby_takes_over_from_a_crashed_worker_unless_that_one_damaged_the_
     shared.exit_of(standby)
     send(link, worker_ipc.TakeOver(quick=True))
     failed = link.wait_for(worker_ipc.WorkerFailure)
-    assert "a worker that crashed has changed" in failed.message
+    assert "a crashed worker has changed" in failed.message
     assert not failed.permanent
     shared.exit_of(second)
 

@@ -45,7 +45,7 @@ class _Peer:
             if not select.select([self.socket], [], [], left_s)[0]:
                 return None
             if not (data := self.socket.recv(1 << 20)):
-                raise ConnectionError("its process closed it")
+                raise ConnectionError("the rank closed it")
             self._received += map(rank_ipc.from_rank_decoder.decode, self._reader.feed(data))
         return self._received.popleft()
 
@@ -78,7 +78,8 @@ class Leader:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                raise self._mark_rank_lost("did not connect", self._find_missing_rank()) from None
+                rank = self._find_missing_rank()
+                raise self._mark_rank_lost(f"rank {rank} did not connect") from None
             peer = _Peer(connection)
             hello = self._receive_reply(
                 peer, self._find_missing_rank(), rank_ipc.RankHello, deadline - time.monotonic()
@@ -97,7 +98,7 @@ class Leader:
                 peer.socket.sendall(data)
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"could not receive a command: {error}", rank, has_rank_exited=True
+                    f"cannot send a command to rank {rank}: {error}", has_rank_exited=True
                 ) from None
 
     def request_replies(self, command: rank_ipc.Command, reply_type: type[ReplyT]) -> list[ReplyT]:
@@ -193,10 +194,10 @@ class Leader:
                 message = peer.receive(max(0.0, deadline - time.monotonic()))
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"lost its connection: {error}", rank, has_rank_exited=True
+                    f"lost the connection to rank {rank}: {error}", has_rank_exited=True
                 ) from None
             if message is None:
-                raise self._mark_rank_lost(f"did not answer within {timeout_s:.0f} s", rank)
+                raise self._mark_rank_lost(f"rank {rank} did not answer within {timeout_s:.0f} s")
             self._record(rank, message)
             if isinstance(message, reply_type):
                 return message
@@ -208,7 +209,7 @@ class Leader:
                     self._record(rank, message)
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"lost its connection: {error}", rank, has_rank_exited=True
+                    f"lost the connection to rank {rank}: {error}", has_rank_exited=True
                 ) from None
 
     def _record(self, rank: int, message: rank_ipc.Reply) -> None:
@@ -216,14 +217,12 @@ class Leader:
             self._reports[rank] = message
             self._report_requested = False
         elif isinstance(message, rank_ipc.RankError):
-            lost = self._mark_rank_lost(message.message, rank)
+            lost = self._mark_rank_lost(f"rank {rank} failed: {message.message}")
             raise LoadError(message.message) if message.permanent else lost
 
-    def _mark_rank_lost(
-        self, reason: str, rank: int, has_rank_exited: bool = False
-    ) -> RanksLostError:
+    def _mark_rank_lost(self, message: str, has_rank_exited: bool = False) -> RanksLostError:
         self.lost = True
-        return RanksLostError(f"rank {rank} {reason}", has_rank_exited)
+        return RanksLostError(message, has_rank_exited)
 
     def _explain_failure(self, failure: str) -> RanksLostError:
         self.lost = True

@@ -58,7 +58,7 @@ def register_attention() -> None:
 
 
 class TransformersModel:
-    """Model that runs a transformers ``module``, whose tensors :meth:`close` releases."""
+    """Causal language model that runs a transformers ``module``."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

@@ -110,7 +110,7 @@ class WeightMapping:
     def unmap(self) -> bool:
         """Unmap all buffers, and disconnect. Idempotent.
 
-        Return True if this process can certainly no longer write to the KV pool.
+        Return False if this process may still write to the KV pool.
         """
         fenced = False
         if self._buffer is not None:

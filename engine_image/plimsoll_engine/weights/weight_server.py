@@ -296,8 +296,8 @@ class WeightServer:
 
 def _format_damage(damaged_tensors: list[str]) -> str:
     return (
-        f"a worker that crashed has changed {len(damaged_tensors)} weight tensors, for "
-        f"example {damaged_tensors[0]}"
+        f"a crashed worker has changed {len(damaged_tensors)} weight tensors, for example"
+        f" {damaged_tensors[0]}"
     )
 
 

@@ -22,7 +22,7 @@ class FrontendGoneError(ConnectionError):
 
 
 class Channel:
-    """Non-blocking connection to the frontend, which queues what the socket does not accept."""
+    """Non-blocking connection to the frontend, with a queue of unsent messages."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Entry point of the ranks above 0, as a fork of the zygote or as a program of its own."""
+"""Entry point of the ranks above 0."""
 
 from __future__ import annotations
 

@@ -65,12 +65,14 @@ def _find_table_problems(table: BlockTable, layout: PoolLayout) -> Iterator[str]
     size, subject = layout.block_size, f"request {table.request_id}"
     if table.computed < 1:
         yield f"{subject} has no computed tokens"
-    if len(table.blocks) != -(-table.computed // size):
-        yield f"{subject} has {len(table.blocks)} blocks for {table.computed} tokens"
-    if len(table.hashes) != table.computed // size:
-        yield f"{subject} has {len(table.hashes)} hashes for {table.computed} tokens"
+    num_blocks = -(-table.computed // size)
+    if len(table.blocks) != num_blocks:
+        yield f"{subject} has {len(table.blocks)} blocks, but its tokens need {num_blocks}"
+    num_full_blocks = table.computed // size
+    if len(table.hashes) != num_full_blocks:
+        yield f"{subject} has {len(table.hashes)} hashes, but {num_full_blocks} full blocks"
     if len(table.sums) != len(table.blocks):
-        yield f"{subject} has {len(table.sums)} checksums for {len(table.blocks)} blocks"
+        yield f"{subject} has {len(table.sums)} checksums, but {len(table.blocks)} blocks"
     tail_bytes = HASH_BYTES if table.computed % size else 0
     if len(table.tail) != tail_bytes:
         yield (

@@ -168,5 +168,5 @@ def create_speculation(
 
 
 def compute_max_rows(max_num_seqs: int, max_drafts: int) -> int:
-    """Return the maximum number of rows in a decode step with up to ``max_drafts`` drafts each."""
+    """Return the maximum number of rows in a decode step with drafts."""
     return max(max_num_seqs, min(MAX_SPECULATIVE_ROWS, max_num_seqs * (1 + max_drafts)))
