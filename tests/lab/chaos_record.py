@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,20 @@ PLAIN_S = 120.0
 The garbage collector may miss the deletion of its StatefulSet. Nobody deletes its old worker by
 hand then, as :class:`~tests.lab.chaos.Person` does for groups of a service.
 """
+
+
+CONVERGES_S, OWN_S = 60.0, 30.0
+"""All must be well again within the first time, or within the second one after a plain group is."""
+
+
+def convergence_limit_s(after_s: Mapping[str, float]) -> float:
+    """The limit for ``after_s["converged"]``.
+
+    Kubernetes' own controllers may need the minute alone after outages of the API server: that
+    shows in ``after_s["a plain group"]``, which is absent if it was not back within
+    :data:`PLAIN_S`.
+    """
+    return max(CONVERGES_S, after_s.get("a plain group", math.inf) + OWN_S)
 
 
 class History:

@@ -21,7 +21,7 @@ import pytest
 from tests.cluster.operator.conftest import FAST
 from tests.cluster.operator.test_groups import OWN, groups, names
 from tests.lab.chaos import Chaos, Generations, Person
-from tests.lab.chaos_record import PLAIN_S, History, PlainGroup
+from tests.lab.chaos_record import PLAIN_S, History, PlainGroup, convergence_limit_s
 from tests.lab.kube import Kube, conditions, eventually
 from tests.lab.lab import Lab, mounted
 from tests.lab.leader_worker_set import LeaderWorkerSets
@@ -46,8 +46,6 @@ __all__ = ["groups"]
 CHAOS_S = float(os.environ.get("PLIMSOLL_GROUP_CHAOS_S", "180"))
 LAST_LEAK_S = 60.0
 """No leak begins in the last part of the chaos: its restart is under way at the end."""
-CONVERGES_S = 60.0
-"""In all, with the time that Kubernetes' own controllers need, as a plain group shows it."""
 HOLDS_S = 15.0
 """A kubelet that has just started soon says that no pod is ready, until it has probed each."""
 PATIENCE_S = 600.0
@@ -258,7 +256,7 @@ def test_no_request_fails_and_nothing_restarts_twice_while_processes_are_killed(
         for side in KV_ROLES:
             assert restarts[side] == leaks.begun[side], f"{side}: one for each leak"
         assert sorted(incidents()) == ["Resolved"] * leaks.begun.total(), found
-        assert after_s["converged"] <= CONVERGES_S
+        assert after_s["converged"] <= convergence_limit_s(after_s)
     finally:
         shutil.copytree(node.home / "log", tmp_path / "log")
         last = chaos.operators[-1]

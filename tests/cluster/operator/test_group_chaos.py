@@ -31,16 +31,13 @@ from tests.cluster.operator.conftest import FAST, eventually
 from tests.cluster.operator.test_fleet_safety import OPENED, leaking
 from tests.cluster.operator.test_groups import OWN, SLOT, groups, names, pods, service, serving
 from tests.lab.chaos import Chaos, Generations, Person
-from tests.lab.chaos_record import PLAIN_S, VERBOSE, History, PlainGroup
+from tests.lab.chaos_record import PLAIN_S, VERBOSE, History, PlainGroup, convergence_limit_s
 from tests.lab.lab import Lab
 from tests.lab.leader_worker_set import LeaderWorkerSets
 from tests.lab.operator import Operator
 
 __all__ = ["groups"]
 CHAOS_S = float(os.environ.get("PLIMSOLL_GROUP_CHAOS_S", "180"))
-CONVERGES_S = 60.0
-"""In all, with the time that Kubernetes' own controllers need. A group without Plimsoll, restarted
-after the same kills, shows how much that is; after outages of the API server, it may be all."""
 PATIENCE_S = 300.0
 """For what is no figure: on a busy machine, a start takes minutes."""
 BUDGET = RestartBudget(count=1000, window_s=3600.0)
@@ -274,7 +271,7 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
                 seen = len(leaders.uids[name]) - 1
                 assert seen == leaders.asked[group], f"{name}: restarts asked and seen"
         assert leaders.most_down <= 1, "one slot"
-        assert after_s["converged"] <= CONVERGES_S
+        assert after_s["converged"] <= convergence_limit_s(after_s)
     finally:
         shutil.copytree(cluster.home / "log", tmp_path / "log")
         cluster.plane.restart_controller_manager()
