@@ -10,9 +10,9 @@ from dashboards.panels import COUNT, HALF, RATE, SECONDS, board, lines, number
 def operator() -> Dashboard:
     return (
         board("operator", "Operator", "Health of the operator.")
-        .with_panel(number("Services", COUNT, "InferenceServices that the operator knows.",
+        .with_panel(number("Services", COUNT, "InferenceServices in the cache of the operator.",
                            "max(plimsoll_operator_services)", width=6))
-        .with_panel(number("Queue", COUNT, "Services that wait for a worker.",
+        .with_panel(number("Queue", COUNT, "Services that wait in the queue.",
                            "sum(plimsoll_operator_queue_length)", width=6))
         .with_panel(number("Canary", SECONDS, "Time since the API server last answered a read.",
                            "max(plimsoll_operator_canary_age_seconds)", width=6))
@@ -32,7 +32,7 @@ def operator() -> Dashboard:
                           ("max(plimsoll_operator_watch_age_seconds)", "last event")))
         .with_panel(lines("Failed scrapes", RATE, "Supervisors that did not answer.",
                           (_rate("scrape_failures_total"), "failures"), width=HALF))
-        .with_panel(lines("Queue", COUNT, "Services that wait for a worker.",
+        .with_panel(lines("Queue", COUNT, "Services that wait in the queue.",
                           ("sum(plimsoll_operator_queue_length)", "waiting"), width=HALF))
         .with_panel(lines("Duration of a reconcile", SECONDS, "And the wait before it.",
                           (_quantile(0.5, "reconcile_seconds"), "p50"),
@@ -69,7 +69,7 @@ def operator() -> Dashboard:
         .with_panel(lines("Failures of background tasks", RATE, "Each task restarts after a delay.",
                           ("sum by (part) (rate(plimsoll_operator_part_failures_total"
                            "[$__rate_interval])) or vector(0)", "{{part}}")))
-        .with_panel(lines("Admission", RATE, "Pods that the webhook was asked about, by result.",
+        .with_panel(lines("Admission", RATE, "Pods that the webhook reviewed, by result.",
                           ("sum by (result) (rate(plimsoll_operator_admissions_total"
                            "[$__rate_interval])) or vector(0)", "{{result}}")))
         .with_panel(lines("Webhook", COUNT, "Replicas whose webhook can answer, and that cannot.",

@@ -299,7 +299,7 @@ class Document:
         separator: A line that begins with ``---``, a byte order mark, or white space.
         line: The number of the first line of ``text`` in the file.
         is_json: Whether ``text`` is JSON, and not only YAML.
-        stream: Whether the file consists of JSON objects without separators.
+        is_json_stream: Whether the file consists of JSON objects without separators.
 
     """
 
@@ -307,7 +307,7 @@ class Document:
     text: str
     line: int = 1
     is_json: bool = False
-    stream: bool = False
+    is_json_stream: bool = False
 
     def parse_root(self) -> Node | None:
         """Return the document's value as a node; None if the document is empty.
@@ -392,7 +392,7 @@ def _split_json_stream(separator: str, text: str) -> list[Document] | None:
         line = text.count("\n", 0, begin) + 1
         made.append(Document(separator + text[at:begin], text[begin:end], line, True, True))
         separator, at = "", end
-    return [*made, Document(separator + text[at:], "", stream=True)]
+    return [*made, Document(separator + text[at:], "", is_json_stream=True)]
 
 
 def _skip_space(text: str, start: int) -> int:

@@ -28,9 +28,9 @@ MAX_TOTAL_TEXT_CHARS = 4096
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Word = Annotated[str, msgspec.Meta(max_length=63)]
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_INCIDENT_TEXT_CHARS)]
-_Texts = Annotated[list[_Text], msgspec.Meta(max_length=MAX_TEXTS_PER_LIST)]
+_TextList = Annotated[list[_Text], msgspec.Meta(max_length=MAX_TEXTS_PER_LIST)]
 _Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
-_Writes = Annotated[int, msgspec.Meta(ge=1, le=MAX_STATUS_WRITES)]
+_WriteCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_STATUS_WRITES)]
 _TIME: dict[str, Any] = {"format": "date-time", "maxLength": 64}
 _INT64: dict[str, Any] = {"format": "int64"}
 ATOMIC_MAP: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
@@ -181,7 +181,7 @@ class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
         describe_field("Confidence, in percent. For growth, the probability that it is a leak."),
     ] = None
     evidence: Annotated[
-        _Texts, describe_field("Observations that support the attribution, one sentence each.")
+        _TextList, describe_field("Observations that support the attribution, one sentence each.")
     ] = []
 
 
@@ -244,7 +244,7 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
         ),
     ] = []
     revision: Annotated[
-        _Writes | None,
+        _WriteCount | None,
         describe_field(
             "Number of times that the supervisor has written this status. Each write must increase "
             f"it, up to {MAX_STATUS_WRITES}. The last write is for the end of the incident."
@@ -287,7 +287,7 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
         int | None, describe_field("Share of the growth budget that is used, in percent.")
     ] = None
     diagnostics: Annotated[
-        _Texts, describe_field("Paths of saved diagnostics in the supervisor's container.")
+        _TextList, describe_field("Paths of saved diagnostics in the supervisor's container.")
     ] = []
 
     RULES: ClassVar[tuple[Rule, ...]] = (

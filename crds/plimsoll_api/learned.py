@@ -62,7 +62,9 @@ class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     device: LearnedMemory | None = None
 
 
-_Workloads = Annotated[tuple[LearnedWorkload, ...], msgspec.Meta(max_length=MAX_LEARNED_WORKLOADS)]
+_WorkloadTuple = Annotated[
+    tuple[LearnedWorkload, ...], msgspec.Meta(max_length=MAX_LEARNED_WORKLOADS)
+]
 
 
 def decode_learned_workloads(data: bytes) -> tuple[LearnedWorkload, ...]:
@@ -71,7 +73,7 @@ def decode_learned_workloads(data: bytes) -> tuple[LearnedWorkload, ...]:
         raise decoding.MalformedError(
             f"the file of learned budgets is larger than {MAX_LEARNED_BYTES >> 10} KiB"
         )
-    workloads: tuple[LearnedWorkload, ...] = decoding.decode(data, _Workloads)
+    workloads: tuple[LearnedWorkload, ...] = decoding.decode(data, _WorkloadTuple)
     return workloads
 
 

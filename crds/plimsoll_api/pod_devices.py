@@ -30,7 +30,7 @@ MAX_POD_DEVICES_BYTES = 512 << 10
 _UUID_PATTERN = re.compile(r"(?i:gpu|mig)-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _Device = Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_CHARS)]
 _Devices = Annotated[tuple[_Device, ...], msgspec.Meta(max_length=MAX_POD_DEVICES)]
-_ByKey = Annotated[dict[str, _Devices], msgspec.Meta(max_length=MAX_CLAIMING_CONTAINERS)]
+_DevicesByKey = Annotated[dict[str, _Devices], msgspec.Meta(max_length=MAX_CLAIMING_CONTAINERS)]
 
 
 def is_device_uuid(text: str) -> bool:
@@ -49,7 +49,7 @@ def decode_pod_devices(data: bytes) -> dict[str, tuple[str, ...]]:
         raise decoding.MalformedError(
             f"the file of devices has more than {MAX_POD_DEVICES_BYTES >> 10} KiB"
         )
-    devices: dict[str, tuple[str, ...]] = decoding.decode(data, _ByKey)
+    devices: dict[str, tuple[str, ...]] = decoding.decode(data, _DevicesByKey)
     return devices
 
 

@@ -28,15 +28,15 @@ DEFAULT_IMAGES = Images(
 class WebhookSettings:
     """Settings of the admission webhook, whose objects all have the same name.
 
-    The API server calls ``url``, if set, instead of the Service. ``provided`` is True if another
-    program manages the Secret.
+    The API server calls ``url``, if set, instead of the Service. ``is_secret_external`` is True if
+    another program manages the Secret.
     """
 
     namespace: str
     name: str
     port: int = 9443
     url: str | None = None
-    provided: bool = False
+    is_secret_external: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Config:
     unrestricted_namespaces: frozenset[str] = frozenset()
     webhook: WebhookSettings | None = None
     without_admission_policies: bool = False
-    clocks: Intervals = DEFAULT_INTERVALS
+    intervals: Intervals = DEFAULT_INTERVALS
 
 
 def parse_config(
@@ -181,7 +181,7 @@ def parse_config(
         unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
         webhook=_parse_webhook(parser, flags),
         without_admission_policies=flags.without_admission_policies,
-        clocks=_parse_intervals(parser, flags.clock),
+        intervals=_parse_intervals(parser, flags.clock),
     )
 
 
@@ -313,8 +313,8 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--webhook",
         metavar="NAMESPACE/NAME",
-        help="inject supervisors into the pods of SupervisionPolicies: name of the webhook's "
-        "Service, Secret and MutatingWebhookConfiguration, which must all exist",
+        help="inject supervisors into the pods of SupervisionPolicies, with the webhook's existing "
+        "Service, Secret and MutatingWebhookConfiguration of this name",
     )
     add("--webhook-port", type=_parse_positive_integer, default=9443, metavar="PORT")
     add(
@@ -363,10 +363,10 @@ def _parse_intervals(parser: argparse.ArgumentParser, texts: Sequence[str]) -> I
             seconds[names[name]] = float(value)
         except ValueError:
             parser.error(f"--clock: {text!r} is not NAME=SECONDS")
-    clocks = Intervals(**seconds)
-    if problem := clocks.find_problem():
+    intervals = Intervals(**seconds)
+    if problem := intervals.find_problem():
         parser.error(f"--clock: {problem}")
-    return clocks
+    return intervals
 
 
 def _parse_resources(

@@ -39,14 +39,14 @@ class HealthServer:
     ) -> None:
         self._api, self._watches, self._metrics, self._clock = api, watches, metrics, clock
         self._config = config
-        self._well = clock()
+        self._last_success_at = clock()
         self.ready = False
         self.webhook: Callable[[], str | None] = lambda: None
         """Function that returns the webhook's problem; None if there is none."""
 
     def measure_canary_age_s(self) -> float:
         """Return the seconds since the API server last responded to the canary."""
-        return self._clock() - self._well
+        return self._clock() - self._last_success_at
 
     async def wait_for_definitions(self) -> None:
         """Wait until Plimsoll's CustomResourceDefinitions are installed.
@@ -57,12 +57,12 @@ class HealthServer:
         while missing := [
             kind.crd_name for kind in DEFINED_KINDS if not await self._api.serves(kind)
         ]:
-            self._well = self._clock()
+            self._last_success_at = self._clock()
             if logged != (logged := ", ".join(missing)):
                 log.warning(
                     "waiting for the CRDs of %s: install them with kubectl apply -k config", logged
                 )
-            await asyncio.sleep(self._config.clocks.definitions)
+            await asyncio.sleep(self._config.intervals.definitions)
         if logged:
             log.info("the CRDs are installed")
 
@@ -72,12 +72,12 @@ class HealthServer:
             try:
                 for namespace in self._config.namespaces or (None,):
                     await self._api.probe(SERVICE, namespace)
-                self._well = self._clock()
+                self._last_success_at = self._clock()
             except (ApiError, OSError, TimeoutError) as error:
                 log.warning(
                     "the canary failed to read from the API server: %s", str(error) or repr(error)
                 )
-            await asyncio.sleep(self._config.clocks.canary)
+            await asyncio.sleep(self._config.intervals.canary)
 
     def find_liveness_fault(self) -> str | None:
         """Return a description of a fault that a restart can fix, or None."""

@@ -58,7 +58,7 @@ class Kind:
         watched: False for a kind that a cluster may lack. If the cluster has the kind, the operator
             lists it at each resync.
         page: The number of objects in a page of a list.
-        also: The kinds that must be installed before an object of this kind is created.
+        prerequisites: The kinds that must be installed before an object of this kind is created.
 
     """
 
@@ -70,7 +70,7 @@ class Kind:
     watched: bool = True
     page: int = 200
     fields: str = ""
-    also: tuple[str, ...] = ()
+    prerequisites: tuple[str, ...] = ()
 
     @property
     def api_version(self) -> str:
@@ -134,7 +134,7 @@ OWNED_KINDS = (
         "v1",
         "inferencepools",
         watched=False,
-        also=("HTTPRoute",),
+        prerequisites=("HTTPRoute",),
     ),
     Kind(
         "HTTPRoute",
@@ -142,7 +142,7 @@ OWNED_KINDS = (
         "v1",
         "httproutes",
         watched=False,
-        also=("InferencePool",),
+        prerequisites=("InferencePool",),
     ),
 )
 """Kinds of objects that the operator creates, reverts and deletes."""

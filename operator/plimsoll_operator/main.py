@@ -71,10 +71,10 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     metrics = Metrics()
     store = Store()
     queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.record_reconcile, is_outage)
-    scraper = Scraper(store, queue.add, publish_s=config.clocks.publish)
+    scraper = Scraper(store, queue.add, publish_s=config.intervals.publish)
     watches = Watches(store, queue)
     policy_watch = PolicyWatch(api, store, watches, config.namespaces)
-    resync = Resync(api, store, watches, queue.add, config.namespaces, config.clocks)
+    resync = Resync(api, store, watches, queue.add, config.namespaces, config.intervals)
     groups = GroupWatch(api, watches, config.namespaces, resync.groups)
     controller = InferenceServiceController(
         api, store, scraper, config, resync.served, queue.add_later
@@ -92,11 +92,11 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     election = voting = None
     if config.lease:
         # Use a separate client, so that other requests cannot delay renewals.
-        timeout_s = config.clocks.renew / 2
+        timeout_s = config.intervals.renew / 2
         voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), max_tries=1)
-        election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
+        election = Election(voting, *config.lease, config.identity, intervals=config.intervals)
         api.get_remaining_s = election.get_remaining_s
-    breaker = CircuitBreaker(api, store, config.max_disruptions, clocks=config.clocks)
+    breaker = CircuitBreaker(api, store, config.max_disruptions, intervals=config.intervals)
     background = Background()
     age, suspects = (
         health.measure_canary_age_s,

@@ -35,7 +35,7 @@ class Metrics:
         )
         self.waiting = Histogram(
             f"{METRIC_PREFIX}queue_wait_seconds",
-            "Time that a service waited for a worker.",
+            "Time that a service waited in the queue.",
             registry=self.registry,
             buckets=DURATION_BUCKETS_S,
         )
@@ -53,26 +53,25 @@ class Metrics:
 
         self._admissions = Counter(
             f"{METRIC_PREFIX}admissions",
-            "Pods that the webhook was asked about. result is injected, held (no supervisor, while "
-            "other pods do not start with theirs), refused (no supervisor, "
-            "for a reason in the pod's annotation), unselected or failed (no supervisor, because "
-            "of an error).",
+            "Pods that the webhook reviewed, by result: injected, unselected, or no supervisor, "
+            "because the injection waits or has stopped (held), for the reason in the pod's "
+            "annotation (refused), or because of an error (failed).",
             ("result",),
             registry=self.registry,
         )
 
         self._ready = Gauge(
             f"{METRIC_PREFIX}webhook_ready",
-            "1 while this operator's webhook can answer the API server, 0 while it cannot: /readyz "
-            "says why. Absent without a webhook.",
+            "Whether this operator's webhook can answer the API server: 1 or 0, with the reason in "
+            "/readyz. Absent without a webhook.",
             ("secret",),
             registry=self.registry,
         )
 
         self._certificate = Gauge(
             f"{METRIC_PREFIX}webhook_certificate_expiry_timestamp_seconds",
-            "Time at which the webhook's certificate expires, by its Secret. Absent while the "
-            "webhook serves none.",
+            "Time at which the webhook's certificate expires, by Secret. Absent without a "
+            "certificate.",
             ("secret",),
             registry=self.registry,
         )
@@ -152,7 +151,7 @@ class OperatorCollector(Collector):
         yield ages
         missed = CounterMetricFamily(
             f"{METRIC_PREFIX}watch_missed",
-            "Changes that a full list showed and no watch reported.",
+            "Changes that a full list found, but no watch reported.",
             labels=("kind",),
         )
         for kind, count in sorted(self._watches.missed.items()):
@@ -161,17 +160,17 @@ class OperatorCollector(Collector):
         yield _make_gauge(
             "canary_age_seconds", "Time since the canary read last succeeded.", self._canary_age_s()
         )
-        yield _make_gauge("queue_length", "Services that wait for a worker.", len(self._queue))
+        yield _make_gauge("queue_length", "Services that wait in the queue.", len(self._queue))
         known = len(self._store.list_services())
-        yield _make_gauge("services", "InferenceServices that the operator knows.", known)
+        yield _make_gauge("services", "InferenceServices in the cache of the operator.", known)
         slots = self._breaker.last
         yield _make_gauge("slots_held", "Restart slots that supervisors hold.", slots.held)
         text = "Restart slots that the circuit breaker keeps closed."
         yield _make_gauge("slots_closed", text, len(slots.close))
         suspect_revisions = GaugeMetricFamily(
             f"{METRIC_PREFIX}suspect_revisions",
-            "InferenceServices whose current revision leaks in most replicas, and workloads of"
-            " SupervisionPolicies of which a revision does.",
+            "InferenceServices, and workloads of SupervisionPolicies, with a revision that leaks in"
+            " most replicas.",
             labels=("inferenceservice", "supervisionpolicy", "workload"),
         )
         for key in sorted(self._suspects):
@@ -193,8 +192,8 @@ class OperatorCollector(Collector):
         yield selected
         drained = GaugeMetricFamily(
             f"{METRIC_PREFIX}drained_pods",
-            "Pods that a person keeps out of service with `plimsoll drain`, of each"
-            " InferenceService and SupervisionPolicy whose supervisors were asked.",
+            "Pods that a person keeps out of service with `plimsoll drain`, by InferenceService or"
+            " SupervisionPolicy.",
             labels=("inferenceservice", "supervisionpolicy"),
         )
         for key, count in sorted(self._scraper.count_drained_pods().items()):
@@ -203,8 +202,8 @@ class OperatorCollector(Collector):
         yield drained
         stopped = GaugeMetricFamily(
             f"{METRIC_PREFIX}injection_stopped",
-            "1 while new pods of a SupervisionPolicy get no supervisor, because others do not start"
-            " with theirs.",
+            "1 while new pods of a SupervisionPolicy get no supervisor, because pods with a"
+            " supervisor do not start.",
             labels=("supervisionpolicy",),
         )
         for key, is_stopped in sorted(self._stopped.items()):
@@ -213,14 +212,16 @@ class OperatorCollector(Collector):
         yield _make_counter("reconciles", "Reconciles, including failed ones.", self._queue.handled)
         yield _make_counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
         yield _make_counter("watch_events", "Events from all watches.", self._watches.events)
-        yield _make_counter("scrape_failures", "Scrapes without an answer.", self._scraper.failures)
+        yield _make_counter(
+            "scrape_failures", "Scrapes of supervisors that failed.", self._scraper.failures
+        )
         text = "Requests to the API server, except those of watches and of the election."
         yield _make_counter("requests", text, self._api.requests)
         lease_requests = self._voting.requests if self._voting else 0
         yield _make_counter("lease_requests", "Requests for the leader's lease.", lease_requests)
         yield _make_counter(
             "throttled_requests",
-            "Requests that the API server refused for now (429).",
+            "Requests that the API server throttled (429).",
             self._api.refusals,
         )
         waited = self._api.limit.waited_s
@@ -248,14 +249,14 @@ class OperatorCollector(Collector):
         labels = ("inferenceservice", "supervisionpolicy", "workload", "revision")
         verdict = GaugeMetricFamily(
             f"{METRIC_PREFIX}revision_verdict",
-            "1 for the answer to whether a revision leaks, `Yes`, `No` or `Unknown`; 0 for the"
-            " others.",
+            "Verdict on whether a revision leaks: 1 for the current verdict (`Yes`, `No` or"
+            " `Unknown`), 0 for the others.",
             labels=(*labels, "leaks"),
         )
         wait = GaugeMetricFamily(
             f"{METRIC_PREFIX}revision_verdict_wait_seconds",
-            "Time for which a revision must still be observed. Absent if time alone decides"
-            " nothing.",
+            "Remaining observation time until the verdict on a revision. Absent if time alone does"
+            " not decide it.",
             labels=labels,
         )
         for key, found in sorted(item for part in self._verdicts for item in part.items()):

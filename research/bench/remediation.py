@@ -113,7 +113,7 @@ def summed_up(
         for gap in find_pauses(target.replies, its)
     ]
     replies, incidents = balancer.replies, [one for its in found for one in its]
-    ends = [reply.end for reply in replies]
+    ends = [reply.state for reply in replies]
     failed = sum(n for what, n in balancer.failures.items() if not what.startswith("stream broken"))
     everyone = sorted(window for its in windows for window in its)
     return {

@@ -62,7 +62,7 @@ class Balancer:
     def different(self) -> int:
         """Complete streams with another text than in an undisturbed run."""
         return sum(
-            r.end is ReplyState.COMPLETE and r.text != self._texts[r.prompt] for r in self.replies
+            r.state is ReplyState.COMPLETE and r.text != self._texts[r.prompt] for r in self.replies
         )
 
     def finish(self) -> None:
@@ -142,8 +142,8 @@ class Balancer:
                 target.in_flight += 1
                 await send_prompt(clients[target.url], target.model, reply)
                 target.in_flight -= 1
-                if reply.end is not ReplyState.COMPLETE:
-                    self.failures[f"stream {reply.end}: {reply.error}"] += 1
+                if reply.state is not ReplyState.COMPLETE:
+                    self.failures[f"stream {reply.state}: {reply.error}"] += 1
                     await asyncio.sleep(AFTER_ERROR_S)
 
 

@@ -172,7 +172,7 @@ def test_the_leader_keeps_its_lease_and_pods_are_answered_under_hostile_reviews(
 ) -> None:
     async def play() -> None:
         hook = Hook(tmp_path)
-        election = Election(cast(Api, Lease()), "ns", "l", "me", clocks=CLOCKS)
+        election = Election(cast(Api, Lease()), "ns", "l", "me", intervals=CLOCKS)
         async with hook.runs() as ask:
             await election.acquire()
             kept = asyncio.create_task(election.keep())

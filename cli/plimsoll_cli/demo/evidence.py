@@ -67,7 +67,7 @@ class Observations:
     times: PhaseTimes
     device: DeviceBytes = DeviceBytes()
     budget_bytes: int | None = None
-    odds: Sequence[LeakProbability] = ()
+    probabilities: Sequence[LeakProbability] = ()
 
 
 def compute_host_memory(samples: Sequence[Sample], started_at: float) -> list[MemorySample]:
@@ -140,9 +140,11 @@ def compute_results(observed: Observations) -> dict[str, float | int | None]:
         ),
         "worker_restarts_count": len(windows),
         "streams_count": observed.streams,
-        "streams_broken_count": sum(reply.end is ReplyState.BROKEN for reply in observed.replies),
-        "requests_count": sum(reply.end is not ReplyState.RUNNING for reply in observed.replies),
-        "requests_failed_count": sum(reply.end is ReplyState.FAILED for reply in observed.replies),
+        "streams_broken_count": sum(reply.state is ReplyState.BROKEN for reply in observed.replies),
+        "requests_count": sum(reply.state is not ReplyState.RUNNING for reply in observed.replies),
+        "requests_failed_count": sum(
+            reply.state is ReplyState.FAILED for reply in observed.replies
+        ),
         "texts_different_count": observed.texts_different,
         "streams_carried_count": len(met),
         "pause_p50_s": compute_percentile(met, 0.5),

@@ -82,8 +82,8 @@ def _draw_memory(
 
 def _draw_probability(axes: Axes, observed: Observations, start: float) -> None:
     times, chances = (
-        [one.at - start for one in observed.odds],
-        [one.probability for one in observed.odds],
+        [one.at - start for one in observed.probabilities],
+        [one.probability for one in observed.probabilities],
     )
     axes.step(times, chances, where="post", color="tab:purple", label="leak probability")
     for incident in observed.incidents:

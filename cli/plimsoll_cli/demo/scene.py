@@ -53,7 +53,7 @@ class DemoRun:
         self._poller = Poller(plan)
         self._times = PhaseTimes(0.0, 0.0, 0.0, 0.0)
         self._device = DeviceBytes()
-        self._odds: list[LeakProbability] = []
+        self._probabilities: list[LeakProbability] = []
         self._status = ""
 
     async def run(
@@ -88,7 +88,7 @@ class DemoRun:
             streams=self._count,
             times=self._times,
             device=self._device,
-            odds=self._odds,
+            probabilities=self._probabilities,
         )
 
     async def _run_phases(self, deadline: float) -> None:
@@ -115,13 +115,15 @@ class DemoRun:
     async def _record_probabilities(self) -> None:
         while True:
             view = self._poller.snapshot.view
-            if view is not None and (not self._odds or view.time > self._odds[-1].at):
+            if view is not None and (
+                not self._probabilities or view.time > self._probabilities[-1].at
+            ):
                 growth = [
                     one.confidence
                     for one in view.assessment.suspicions
                     if one.kind is IncidentKind.HOST_GROWTH
                 ]
-                self._odds.append(LeakProbability(view.time, max(growth, default=0.0)))
+                self._probabilities.append(LeakProbability(view.time, max(growth, default=0.0)))
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _watch_incidents(self, deadline: float) -> None:

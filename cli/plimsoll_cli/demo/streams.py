@@ -56,7 +56,7 @@ class Reply:
     sent_at: float
     text: str = ""
     chunks: list[float] = field(default_factory=list)
-    end: ReplyState = ReplyState.RUNNING
+    state: ReplyState = ReplyState.RUNNING
     error: str | None = None
 
     @property
@@ -94,20 +94,20 @@ class StreamingClients:
             reply = Reply(stream_number, index, get_unix_time())
             self.replies.append(reply)
             await send_prompt(client, self._model, reply)
-            if reply.end is not ReplyState.COMPLETE:
+            if reply.state is not ReplyState.COMPLETE:
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
             turn += 1
 
     def count_different_replies(self) -> int:
         """Return the number of complete replies whose text differs from the expected text."""
         return sum(
-            reply.end is ReplyState.COMPLETE and reply.text != self._references[reply.prompt]
+            reply.state is ReplyState.COMPLETE and reply.text != self._references[reply.prompt]
             for reply in self.replies
         )
 
     def get_traffic_totals(self) -> TrafficTotals:
         """Return the totals that the live view shows."""
-        ends = [reply.end for reply in self.replies]
+        ends = [reply.state for reply in self.replies]
         gaps = [
             gap for reply in self.replies for gap in (find_longest_gap(reply),) if gap is not None
         ]
@@ -137,10 +137,10 @@ async def collect_reference_texts(url: str, model: str) -> list[str]:
         for reply in replies:
             group.create_task(send_prompt(client, model, reply))
     for reply in replies:
-        if reply.end is not ReplyState.COMPLETE:
+        if reply.state is not ReplyState.COMPLETE:
             raise RunError(
                 f"reference run without the leak: the request {PROMPTS[reply.prompt]!r} ended with"
-                f" state {reply.end}: {reply.error}"
+                f" state {reply.state}: {reply.error}"
             )
     return [reply.text for reply in replies]
 
@@ -160,7 +160,7 @@ async def send_prompt(client: httpx.AsyncClient, model: str, reply: Reply) -> No
     except (httpx.HTTPError, ValueError) as error:
         reply.error = f"{type(error).__name__}: {error}"
     failure = ReplyState.BROKEN if began else ReplyState.FAILED
-    reply.end = ReplyState.COMPLETE if reply.error is None else failure
+    reply.state = ReplyState.COMPLETE if reply.error is None else failure
 
 
 # Returns what is wrong with the stream; None if it is complete. Raises ValueError for an event

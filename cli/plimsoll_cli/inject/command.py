@@ -259,7 +259,7 @@ def _render_document(parsed: ParsedDocument) -> str:
     for at, added in enumerate(parsed.added):
         annotations = {RECORD_ANNOTATION: "\n".join(lines if not at else lines[:1]) + "\n"}
         added["metadata"] = {**added["metadata"], "annotations": annotations}
-    if document.stream:
+    if document.is_json_stream:
         shown = [json.dumps(added, indent=2) + "\n" for added in parsed.added]
         return document.separator + "".join(shown) + text
     end = get_line_end(document.text)

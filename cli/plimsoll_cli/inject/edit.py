@@ -26,14 +26,14 @@ class EditError(ValueError):
 
 @dataclass(frozen=True)
 class TextEdit:
-    """Replacement of ``text[start:end]`` by ``new``.
+    """Replacement of ``text[start:end]`` by ``new_text``.
 
-    ``old_text`` is the original text of a replaced value; None if ``new`` is an addition.
+    ``old_text`` is the original text of a replaced value; None if ``new_text`` is an addition.
     """
 
     start: int
     end: int
-    new: str
+    new_text: str
     path: Path
     old_text: str | None = None
     indent: int = 0
@@ -56,7 +56,7 @@ def apply_changes(text: str, changes: Sequence[TextEdit]) -> str:
     for one in changes:
         if one.start < at:
             raise EditError("cannot apply two edits that overlap")
-        parts += [text[at : one.start], one.new]
+        parts += [text[at : one.start], one.new_text]
         at = one.end
     return "".join([*parts, text[at:]])
 

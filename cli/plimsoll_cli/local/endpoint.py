@@ -194,14 +194,14 @@ def _find_main_process(pid: int) -> ProcessId:
 
 
 def _find_serving_url(
-    urls: Sequence[str], kind: EngineType, expected: int | None
+    urls: Sequence[str], kind: EngineType, preferred_port: int | None
 ) -> tuple[str, EngineType]:
     """Return the URL of the engine's API, and the type of the engine.
 
     URLs of a known engine type take precedence. If no URL answers, the returned URL is empty, and
     the type is ``kind``.
     """
-    first = [url for url in urls if urlsplit(url).port == expected]
+    first = [url for url in urls if urlsplit(url).port == preferred_port]
     found: list[tuple[str, EngineType]] = []
     for group in (first, [url for url in urls if url not in first]):
         with ThreadPoolExecutor(MAX_CONCURRENT_PORTS) as pool:

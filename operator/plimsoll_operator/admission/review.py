@@ -100,7 +100,7 @@ class Reviewer:
     ) -> None:
         self._policies, self._images, self._count = policies, images, count
         self._limit, self._clock = limit, clock
-        self._tries: dict[tuple[str, str], dict[str, float]] = {}
+        self._recent_starts: dict[tuple[str, str], dict[str, float]] = {}
         self._lock = threading.Lock()
 
     def respond_to_body(self, body: bytes) -> bytes:
@@ -168,11 +168,11 @@ class Reviewer:
         key = (policy.metadata.uid, images)
         recent_starts = {
             name: at
-            for name, at in self._tries.pop(key, {}).items()
+            for name, at in self._recent_starts.pop(key, {}).items()
             if now - at < STATUS_COUNT_DELAY_S
         }
         if recent_starts:
-            self._tries[key] = recent_starts
+            self._recent_starts[key] = recent_starts
         replica = find_group_name(request["object"]["metadata"]) or str(request["uid"])
         if replica in recent_starts:
             return ""
@@ -183,7 +183,7 @@ class Reviewer:
             and not (state is not None and state.proven)
             and not request.get("dryRun")
         ):
-            self._tries[key] = recent_starts | {replica: now}
+            self._recent_starts[key] = recent_starts | {replica: now}
         return skip_reason
 
 

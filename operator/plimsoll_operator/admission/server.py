@@ -137,10 +137,10 @@ class AdmissionServer:
             return self._reject(f"the request body is not a valid AdmissionReview: {error}", 400)
         return web.Response(body=text, content_type="application/json")
 
-    def _on_review_finished(self, work: asyncio.Future[bytes]) -> None:
+    def _on_review_finished(self, future: asyncio.Future[bytes]) -> None:
         self._waiting -= 1
-        if not work.cancelled():
-            work.exception()  # mark the exception as retrieved
+        if not future.cancelled():
+            future.exception()  # mark the exception as retrieved
 
     def _reject(self, reason: str, status: int) -> web.Response:
         self._failed()

@@ -85,38 +85,42 @@ class WebhookReconciler:
         self._api, self._policies, self._webhook = api, policies, webhook
         self._address = WebhookAddress(webhook.namespace, webhook.name, webhook.url)
         self._secret = f"{webhook.namespace}/{webhook.name}"
-        self._clocks, self._leading, self._known = config.clocks, is_leader, are_policies_known
-        self._tally, self._now = metrics, now
+        self._intervals, self._is_leader, self._are_policies_known = (
+            config.intervals,
+            is_leader,
+            are_policies_known,
+        )
+        self._metrics, self._now = metrics, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
         """CA in the Secret, or a server certificate that another program writes."""
-        self._before: tuple[bytes, datetime.datetime] | None = None
+        self._previous_bundle: tuple[bytes, datetime.datetime] | None = None
         """Previous bundle, and the time until which the API server trusts it."""
-        self._trusted: tuple[bytes, float] | None = None
+        self._trusted_bundle: tuple[bytes, float] | None = None
         """Bundle in the configuration, and the monotonic time at which this replica first read
         it."""
         self._current: Certificate | None = None
-        self._checked = self._turned = float("-inf")
-        self._written: Object | None = None
-        self._trouble = f"Secret {self._secret} has not been read yet"
+        self._last_full_check_at = self._last_check_at = float("-inf")
+        self._applied_configuration: Object | None = None
+        self._problem = f"Secret {self._secret} has not been read yet"
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.serving = asyncio.Event()
         """Event that is set once a certificate is loaded."""
 
     def is_current(self) -> bool:
         """Report whether the API server calls this webhook for the pods of all current policies."""
-        recent = time.monotonic() - self._turned < self._clocks.webhook_current
-        written = self._written is not None and self._known()
+        recent = time.monotonic() - self._last_check_at < self._intervals.webhook_current
+        written = self._applied_configuration is not None and self._are_policies_known()
         return recent and self.serving.is_set() and written
 
     def find_problem(self) -> str | None:
         """Return why the API server cannot call this replica; None if it can."""
         current = self._current
         if current is None:
-            return self._trouble or "the webhook has not loaded a certificate yet"
+            return self._problem or "the webhook has not loaded a certificate yet"
         if current.expires_at <= self._now():
-            return f"the webhook's certificate has expired: {self._trouble}".strip()
-        if self._trusted is None:
+            return f"the webhook's certificate has expired: {self._problem}".strip()
+        if self._trusted_bundle is None:
             return (
                 f"MutatingWebhookConfiguration {self._webhook.name} does not trust the webhook's"
                 " certificate yet: wait until the leader updates it"
@@ -129,8 +133,10 @@ class WebhookReconciler:
         Such a replica must still become ready. Otherwise, an upgrade from a release without the
         webhook would never replace the leader.
         """
-        missing = self._trusted is None or (self._current is None and not self._webhook.provided)
-        return missing and not self._leading()
+        missing = self._trusted_bundle is None or (
+            self._current is None and not self._webhook.is_secret_external
+        )
+        return missing and not self._is_leader()
 
     async def run(self) -> None:
         """Run :meth:`check` in a loop until cancelled.
@@ -139,47 +145,51 @@ class WebhookReconciler:
         """
         while True:
             await self.check()
-            await asyncio.sleep(self._clocks.webhook_policies)
+            await asyncio.sleep(self._intervals.webhook_policies)
 
     async def check(self) -> None:
         """Compare the certificate and the configuration with the cluster, and repair them."""
-        overdue = time.monotonic() - self._checked >= self._clocks.webhook_check
+        overdue = time.monotonic() - self._last_full_check_at >= self._intervals.webhook_check
         full = overdue or self.find_problem() is not None
         if full:
             self._store_source(await self._read_source())
         if self._source is not None:
             await self._apply_configuration(self._source, full)
             self._serve(self._source)
-        self._turned = time.monotonic()
+        self._last_check_at = time.monotonic()
         if full:
-            self._checked = self._turned
+            self._last_full_check_at = self._last_check_at
 
     async def _read_source(self) -> Certificate | None:
         """Return the certificate in the Secret, or None. The leader creates or renews a CA."""
         secret = await self._api.get(SECRET_KIND, self._address.namespace, self._webhook.name)
-        found, trouble = _parse_certificate_secret(secret, self._secret)
-        if found is not None and not self._webhook.provided and not is_ca_certificate(found):
-            found, trouble = (
+        certificate, problem = _parse_certificate_secret(secret, self._secret)
+        if (
+            certificate is not None
+            and not self._webhook.is_secret_external
+            and not is_ca_certificate(certificate)
+        ):
+            certificate, problem = (
                 None,
                 (
                     f"Secret {self._secret} contains no CA certificate: wait until the leader"
                     " creates one"
                 ),
             )
-        if not self._webhook.provided and needs_renewal(
-            found, self._now(), CA_CERTIFICATE_LIFETIME
+        if not self._webhook.is_secret_external and needs_renewal(
+            certificate, self._now(), CA_CERTIFICATE_LIFETIME
         ):
-            if self._leading():
-                found, trouble = await self._create_ca_certificate(), ""
-            elif not trouble:
-                trouble = (
+            if self._is_leader():
+                certificate, problem = await self._create_ca_certificate(), ""
+            elif not problem:
+                problem = (
                     f"the CA certificate in Secret {self._secret} expires soon: wait until the"
                     " leader renews it"
                 )
-        if trouble and trouble != self._trouble:
-            log.error("webhook: %s", trouble)
-        self._trouble = trouble
-        return found
+        if problem and problem != self._problem:
+            log.error("webhook: %s", problem)
+        self._problem = problem
+        return certificate
 
     async def _create_ca_certificate(self) -> Certificate:
         ca = create_ca_certificate(self._now())
@@ -193,7 +203,7 @@ class WebhookReconciler:
         try:
             await self._api.apply(SECRET_KIND, body)
         except ApiError as error:
-            self._trouble = f"cannot write Secret {self._secret}: {error}"
+            self._problem = f"cannot write Secret {self._secret}: {error}"
             raise
         log.info(
             "created a CA certificate for the webhook, which expires at %s",
@@ -206,38 +216,38 @@ class WebhookReconciler:
         if source is None:
             return
         if self._source is not None and self._source.bundle != source.bundle:
-            self._before = (self._source.bundle, self._now() + BUNDLE_OVERLAP)
+            self._previous_bundle = (self._source.bundle, self._now() + BUNDLE_OVERLAP)
         self._source = source
 
     async def _apply_configuration(self, source: Certificate, force_check: bool) -> None:
         """Write the configuration if this is the leader, and read which bundle it contains."""
         policies, bundle = self._policies.list_all(), source.bundle
-        if self._before is not None and self._now() < self._before[1]:
-            bundle += self._before[0]
-        wanted = build_configuration(self._webhook.name, policies, self._address, bundle)
-        may_write = self._leading() and self._known()
-        if not (may_write and wanted != self._written) and not force_check:
+        if self._previous_bundle is not None and self._now() < self._previous_bundle[1]:
+            bundle += self._previous_bundle[0]
+        desired = build_configuration(self._webhook.name, policies, self._address, bundle)
+        may_write = self._is_leader() and self._are_policies_known()
+        if not (may_write and desired != self._applied_configuration) and not force_check:
             return
         live = await self._api.get(CONFIGURATION_KIND, "", self._webhook.name)
-        if may_write and (live is None or not has_equal_webhooks(wanted, live)):
-            live = await self._api.apply(CONFIGURATION_KIND, wanted)
+        if may_write and (live is None or not has_equal_webhooks(desired, live)):
+            live = await self._api.apply(CONFIGURATION_KIND, desired)
             log.info("updated the MutatingWebhookConfiguration for %d policies", len(policies))
         if may_write:
-            self._written = wanted
+            self._applied_configuration = desired
         if live is None or not is_bundle_trusted(live, source.bundle):
-            self._trusted = None
-        elif self._trusted is None or self._trusted[0] != source.bundle:
-            self._trusted = (source.bundle, time.monotonic())
+            self._trusted_bundle = None
+        elif self._trusted_bundle is None or self._trusted_bundle[0] != source.bundle:
+            self._trusted_bundle = (source.bundle, time.monotonic())
 
     def _serve(self, source: Certificate) -> None:
         """Serve a new certificate from ``source`` if one is due and the API server trusts it."""
         current, now = self._current, self._now()
         if current is not None and current.expires_at > now:
-            since = self._trusted[1] if self._trusted is not None else float("inf")
-            settled = time.monotonic() - since >= self._clocks.webhook_check
+            since = self._trusted_bundle[1] if self._trusted_bundle is not None else float("inf")
+            settled = time.monotonic() - since >= self._intervals.webhook_check
             if current.bundle != source.bundle and not settled:
                 return
-        if self._webhook.provided:
+        if self._webhook.is_secret_external:
             if source != current:
                 self._load_certificate(source)
         elif (
@@ -257,14 +267,14 @@ class WebhookReconciler:
         try:
             self.context.load_cert_chain(self.certfile, self.keyfile)
         except ssl.SSLError as error:
-            self._trouble = (
+            self._problem = (
                 f"Secret {self._secret}: the key in tls.key does not match the certificate in"
                 f" tls.crt ({error}): renew the certificate"
             )
-            log.error("webhook: %s", self._trouble)
+            log.error("webhook: %s", self._problem)
             return
         self._current = certificate
-        self._tally.set_certificate_expiry(self._secret, certificate.expires_at.timestamp())
+        self._metrics.set_certificate_expiry(self._secret, certificate.expires_at.timestamp())
         self.serving.set()
 
 
@@ -296,6 +306,6 @@ def _parse_certificate_secret(secret: Object | None, name: str) -> tuple[Certifi
 def is_bundle_trusted(live: Object, bundle: bytes) -> bool:
     """Report whether each webhook in ``live`` trusts every certificate in ``bundle``."""
     clients = [webhook.get("clientConfig") or {} for webhook in live.get("webhooks") or ()]
-    wanted = set(split_bundle(bundle))
+    desired = set(split_bundle(bundle))
     bundles = {client.get("caBundle") or "" for client in clients}
-    return all(wanted <= set(split_bundle(base64.b64decode(trusted))) for trusted in bundles)
+    return all(desired <= set(split_bundle(base64.b64decode(trusted))) for trusted in bundles)

@@ -57,10 +57,10 @@ class CircuitBreaker:
         store: Store,
         limit: int,
         clock: Callable[[], float] = time.monotonic,
-        clocks: Intervals = DEFAULT_INTERVALS,
+        intervals: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         self._api, self._store, self._limit, self._clock = api, store, limit, clock
-        self._clocks = clocks
+        self._intervals = intervals
         self._renewed: dict[str, float] = {}
         self._leases: dict[str, _LeaseState] = {}
         self._opened: dict[str, float] = {}
@@ -73,13 +73,13 @@ class CircuitBreaker:
     async def run(self) -> None:
         """Run the allocation loop until cancelled."""
         while True:
-            await asyncio.sleep(self._clocks.breaker)
+            await asyncio.sleep(self._intervals.breaker)
             try:
                 await self.run_once()
             except (ApiError, OSError, TimeoutError) as error:
                 log.warning(
                     "circuit breaker: failed to read or write a Lease: %s; retrying in %.1f s",
-                    str(error) or repr(error), self._clocks.breaker,
+                    str(error) or repr(error), self._intervals.breaker,
                 )  # fmt: skip
 
     async def run_once(self) -> None:
@@ -123,8 +123,8 @@ class CircuitBreaker:
                 continue
             self._last_turn[uid] = now
             for end, exceeded in (
-                (changed_at + self._clocks.slot_expiry, dead),
-                (since + self._clocks.slot_hold, overlong),
+                (changed_at + self._intervals.slot_expiry, dead),
+                (since + self._intervals.slot_hold, overlong),
             ):
                 if now >= end:
                     exceeded.add(uid)
@@ -142,7 +142,7 @@ class CircuitBreaker:
         if not self.last.asking:
             return
         for uid, since in list(self._opened.items()):
-            if now - since >= self._clocks.slot_turn:
+            if now - since >= self._intervals.slot_turn:
                 self._last_turn[uid] = now
                 del self._opened[uid]
 

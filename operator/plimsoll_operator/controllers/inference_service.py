@@ -34,7 +34,7 @@ from plimsoll_operator.plans.service import Failure, Plan, list_claims, make_pla
 from plimsoll_operator.render.compare import WORKLOAD_KINDS, list_missing_fields
 from plimsoll_operator.render.groups import get_workload_kind_and_name
 from plimsoll_operator.render.names import make_supervisor_name as supervisor_object
-from plimsoll_operator.render.objects import compute_first_replicas
+from plimsoll_operator.render.objects import compute_initial_replicas
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
@@ -128,7 +128,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         kind, _ = workload = get_workload_kind_and_name(service)
         if not self._is_kind_served(kind):
             raise MissingApiError(NO_GROUPS_MESSAGE.format(service.spec.nodes))
-        uid, replicas = service.metadata.uid, compute_first_replicas(service)
+        uid, replicas = service.metadata.uid, compute_initial_replicas(service)
         # KEDA's webhook refuses a ScaledObject while another autoscaler has the workload. The event
         # of the deletion starts the pass that creates the ScaledObject.
         replaced = [one for one in plan.surplus if one["kind"] == "HorizontalPodAutoscaler"]
@@ -158,18 +158,18 @@ class InferenceServiceController(Reconciler[_Observation]):
         return workloads[0] if workloads else None
 
     def _is_kind_served(self, kind: str) -> bool:
-        also = KINDS_BY_NAME[kind].also
+        prerequisites = KINDS_BY_NAME[kind].prerequisites
         return KINDS_BY_NAME[kind].watched or all(
-            one in self._served_kinds for one in (kind, *also)
+            one in self._served_kinds for one in (kind, *prerequisites)
         )
 
     async def make_status(
         self, key: Key, item: Object, observation: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the status, and the seconds until it may change without an event, or None."""
-        now, clocks = self._clock(), self._config.clocks
+        now, intervals = self._clock(), self._config.intervals
         events, next_s = await read_pod_events(
-            self._api, key.namespace, observation.pods, now, clocks
+            self._api, key.namespace, observation.pods, now, intervals
         )
         wanted = make_status(
             item,
@@ -190,7 +190,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         verdicts = wanted.get("verdicts") or []
         self.verdicts[key] = [("", one) for one in verdicts]
         return wanted, find_shortest_delay_s(
-            next_s, clocks.publish if may_change_with_time(verdicts) else None
+            next_s, intervals.publish if may_change_with_time(verdicts) else None
         )
 
     def list_notices(self, previous: Object, status: Object) -> Iterable[Notice]:

@@ -101,14 +101,14 @@ async def delete_expired_incidents(
     due = []
     for incident in await _delete_surplus_incidents(api, store, key, incidents, now, config):
         try:
-            left = config.clocks.orphans - max(
+            left = config.intervals.orphans - max(
                 0.0, compute_seconds_between(_read_deletion_time(incident), now)
             )
         except (ValueError, OverflowError):
             await _apply_incident(
                 api, store, _make_deletion_patch(incident, now), manager=DELETION_FIELD_MANAGER
             )
-            left = config.clocks.orphans
+            left = config.intervals.orphans
         if left > 0.0:
             due.append(left)
         else:
@@ -121,7 +121,7 @@ async def _delete_surplus_incidents(
 ) -> list[Object]:
     """Delete the incidents that exceed the limits, and return the others."""
     elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
-    least_age_s = config.clocks.incident_age
+    least_age_s = config.intervals.incident_age
     surplus = find_surplus_incidents(incidents, config.kept_incidents, now, least_age_s, elsewhere)
     for incident in surplus:
         await _delete_incident(api, store, key, incident)
@@ -167,7 +167,7 @@ async def read_pod_events(
     namespace: str,
     pods: Sequence[PodView],
     now: str,
-    clocks: Intervals = DEFAULT_INTERVALS,
+    intervals: Intervals = DEFAULT_INTERVALS,
 ) -> tuple[dict[str, list[Object]], float | None]:
     """Return the Events of pods without containers by pod name, and the delay of the next check.
 
@@ -180,7 +180,7 @@ async def read_pod_events(
         age_s = pod.compute_creating_s(now)
         if age_s is None or age_s < MIN_AGE_FOR_EVENTS_S or len(events) == MAX_PODS_WITH_EVENTS:
             continue
-        requeue_s.append(clocks.creating_again)
+        requeue_s.append(intervals.creating_again)
         try:
             events[pod.name] = await api.list_object_events(namespace, pod.uid)
         except ApiError as error:

@@ -83,7 +83,7 @@ class Reconciler(ABC, Generic[Observation]):
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._requeue_later, self._clock = config, requeue_later, clock
         self._owned, self._recorder = OwnedObjectWriter(api, store), EventRecorder(api, clock)
-        self._evictions = Evictions(api, time.monotonic, config.clocks.evict_again)
+        self._evictions = Evictions(api, time.monotonic, config.intervals.evict_again)
         self._refusals = FailureCounter()
         self._claimed_devices = ClaimedDevices(api, time.monotonic)
 

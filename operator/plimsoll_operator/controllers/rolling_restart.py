@@ -58,16 +58,16 @@ class RollingRestarts:
         api: Api,
         is_webhook_ready: Callable[[], bool] | None,
         clock: Callable[[], float] = time.monotonic,
-        clocks: Intervals = DEFAULT_INTERVALS,
+        intervals: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         self._api, self._is_webhook_ready, self._clock = api, is_webhook_ready, clock
-        self._clocks = clocks
-        self._seen: dict[Key, tuple[tuple[str, int, bool], float]] = {}
+        self._intervals = intervals
+        self._first_seen: dict[Key, tuple[tuple[str, int, bool], float]] = {}
         self._checks: dict[Key, dict[WorkloadRef, _WorkloadCheck]] = {}
 
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted policy."""
-        self._seen.pop(key, None)
+        self._first_seen.pop(key, None)
         self._checks.pop(key, None)
 
     async def request(
@@ -90,20 +90,20 @@ class RollingRestarts:
             self.forget(key)
             return {}, []
         waiting, at = list_waiting_workloads(workloads), self._clock()
-        many = sum(one.count_pods(SupervisionState.WAITING) for one in waiting) > limit
-        is_trial = injection is not None and not injection.proven and many
+        has_many_waiting = sum(one.count_pods(SupervisionState.WAITING) for one in waiting) > limit
+        is_trial = injection is not None and not injection.proven and has_many_waiting
         generation = policy.metadata.uid, policy.metadata.generation, is_trial
-        seen = self._seen.get(key)
-        if seen is None or seen[0] != generation:
-            seen = self._seen[key] = (generation, at)
-        settled = at - seen[1] >= self._clocks.rollout_settle
+        first_seen = self._first_seen.get(key)
+        if first_seen is None or first_seen[0] != generation:
+            first_seen = self._first_seen[key] = (generation, at)
+        is_settled = at - first_seen[1] >= self._intervals.rollout_settle
         checks = self._checks.setdefault(key, {})
         for gone in checks.keys() - {one.ref for one in waiting}:
             del checks[gone]
         texts: dict[WorkloadRef | None, str] = {}
         requested: list[WorkloadRef] = []
         checked = 0
-        busy = is_trial and any(
+        is_trial_running = is_trial and any(
             one.is_restart_requested and one.generation == generation for one in checks.values()
         )
         for one in waiting:
@@ -119,29 +119,29 @@ class RollingRestarts:
                     SUSPECT_REVISION_MESSAGE if self._is_webhook_ready else WEBHOOK_OFF_MESSAGE
                 )
                 continue
-            known = checks.get(ref)
-            old = known is None or known.generation != generation
-            late = (
-                known is not None
-                and not known.is_restart_requested
-                and at - known.checked_at >= self._clocks.rollout_again
+            check = checks.get(ref)
+            is_outdated = check is None or check.generation != generation
+            is_retry_due = (
+                check is not None
+                and not check.is_restart_requested
+                and at - check.checked_at >= self._intervals.rollout_again
             )
-            if busy and (known is None or not known.is_restart_requested):
+            if is_trial_running and (check is None or not check.is_restart_requested):
                 texts[ref] = UNPROVEN_MESSAGE
                 continue
-            if (old or late) and not self._is_webhook_ready():
+            if (is_outdated or is_retry_due) and not self._is_webhook_ready():
                 texts[ref] = WEBHOOK_NOT_READY_MESSAGE
                 continue
-            if (old or late) and settled and checked < MAX_CHECKS_PER_RECONCILE:
+            if (is_outdated or is_retry_due) and is_settled and checked < MAX_CHECKS_PER_RECONCILE:
                 checked += 1
                 text, new = await self._request_restart(
                     kind, key.namespace, ref.name, policy, now, is_trial
                 )
-                known = checks[ref] = _WorkloadCheck(generation, at, text)
+                check = checks[ref] = _WorkloadCheck(generation, at, text)
                 requested += [ref] if new else []
-                busy = is_trial and known.is_restart_requested
-            if known is not None and known.generation == generation:
-                texts[ref] = known.text
+                is_trial_running = is_trial and check.is_restart_requested
+            if check is not None and check.generation == generation:
+                texts[ref] = check.text
         return texts, requested
 
     async def _request_restart(

@@ -85,10 +85,10 @@ class PolicyPods:
             if one["metadata"].get("namespace") == namespace
         ]  # fmt: skip
         generations = tuple(sorted(map(_get_generation, items)))
-        known = self._namespaces.get(namespace)
-        if known and known.generations == generations:
+        namespace_pods = self._namespaces.get(namespace)
+        if namespace_pods and namespace_pods.generations == generations:
             if (task := self._watches[namespace][1]).done():
-                self._start_watch(namespace, known)
+                self._start_watch(namespace, namespace_pods)
                 task.result()  # raises the task's exception, which is a bug
             return
         if namespace in self._watches:
@@ -110,14 +110,19 @@ class PolicyPods:
 
         Raises ApiError, OSError or TimeoutError if a request to the API server fails.
         """
-        known, (reflector, _) = self._namespaces[key.namespace], self._watches[key.namespace]
+        namespace_pods, (reflector, _) = (
+            self._namespaces[key.namespace],
+            self._watches[key.namespace],
+        )
         async with asyncio.timeout(self._timeout_s):
             await reflector.tried.wait()
-        if not known.listed and reflector.error:
+        if not namespace_pods.listed and reflector.error:
             raise reflector.error
-        read = known.read.setdefault(key, {})
+        read = namespace_pods.read.setdefault(key, {})
         present = {
-            name: version for name, (version, names) in known.present.items() if key.name in names
+            name: version
+            for name, (version, names) in namespace_pods.present.items()
+            if key.name in names
         }
         for name in read.keys() - present.keys():
             del read[name]
@@ -131,7 +136,7 @@ class PolicyPods:
             read.pop(one, None)
             async for page, _ in self._api.list_pages(kind, key.namespace, one):
                 for pod in page:
-                    self._cache_pod(known, read, policy, pod)
+                    self._cache_pod(namespace_pods, read, policy, pod)
                     await asyncio.sleep(0)  # let the webhook run, which shares this loop
         pods = [read[name] for name in sorted(present) if name in read]
         addresses = {
@@ -142,35 +147,35 @@ class PolicyPods:
 
     def _cache_pod(
         self,
-        known: _NamespacePods,
+        namespace_pods: _NamespacePods,
         read: dict[str, _CachedPod],
         policy: SupervisionPolicy,
         pod: Object,
     ) -> None:
         meta = pod["metadata"]
-        names = _list_selecting_policies(known.policies, pod)
+        names = _list_selecting_policies(namespace_pods.policies, pod)
         if policy.metadata.name in names:
             summary = summarize_pod(pod, policy, names, self._images, now := self._clock())
             read[meta["name"]] = _CachedPod(
                 meta["resourceVersion"], summary, find_address(pod), now
             )
 
-    def _start_watch(self, namespace: str, known: _NamespacePods) -> None:
+    def _start_watch(self, namespace: str, namespace_pods: _NamespacePods) -> None:
         def on_list(items: list[Object]) -> None:
-            known.present = {
+            namespace_pods.present = {
                 one["metadata"]["name"]: (one["metadata"]["resourceVersion"], names)
                 for one in items
-                if (names := _list_selecting_policies(known.policies, one))
+                if (names := _list_selecting_policies(namespace_pods.policies, one))
             }
-            known.listed = True
-            self._notify_later(namespace, (one.metadata.name for one in known.policies))
+            namespace_pods.listed = True
+            self._notify_later(namespace, (one.metadata.name for one in namespace_pods.policies))
 
         def on_change(item: Object, deleted: bool) -> None:
             meta = item["metadata"]
-            names = [] if deleted else _list_selecting_policies(known.policies, item)
-            _, before = known.present.pop(meta["name"], ("", []))
+            names = [] if deleted else _list_selecting_policies(namespace_pods.policies, item)
+            _, before = namespace_pods.present.pop(meta["name"], ("", []))
             if names:
-                known.present[meta["name"]] = (meta["resourceVersion"], names)
+                namespace_pods.present[meta["name"]] = (meta["resourceVersion"], names)
             self._notify_later(namespace, {*names, *before})
 
         reflector = Reflector(self._api, POD, namespace, on_list, on_change)

@@ -71,19 +71,19 @@ class PolicyController(Reconciler[_Observation]):
         store: Store,
         scraper: Scraper,
         config: Config,
-        add: Callable[[Key], None] = lambda _: None,
+        requeue: Callable[[Key], None] = lambda _: None,
         requeue_later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = format_current_time,
         is_webhook_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(api, store, scraper, config, requeue_later, clock)
-        clocks, images = config.clocks, config.images
+        intervals, images = config.intervals, config.images
         check = is_webhook_ready if config.webhook is not None else None
-        self._restarts = RollingRestarts(api, check, clocks=clocks)
+        self._restarts = RollingRestarts(api, check, intervals=intervals)
         self._selected = PolicyPods(
-            api, store, images, add, config.request_timeout_s, clocks.policy_pods, clock
+            api, store, images, requeue, config.request_timeout_s, intervals.policy_pods, clock
         )
-        self._refused = RefusedCreationWatch(api, images, add, clock)
+        self._refused = RefusedCreationWatch(api, images, requeue, clock)
         self._groups = GroupHistory()
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Names of each policy's workloads with a suspect revision."""
@@ -138,7 +138,7 @@ class PolicyController(Reconciler[_Observation]):
         requeue_delays_s.append(next_check_s)
         observation.wait_reasons = await self._request_restarts(key, item, policy, plan)
         requeue_delays_s.append(
-            self._config.clocks.rollout_settle if observation.wait_reasons else None
+            self._config.intervals.rollout_settle if observation.wait_reasons else None
         )
         return plan.failure
 
@@ -178,8 +178,8 @@ class PolicyController(Reconciler[_Observation]):
         """Return the status, and the seconds until it may change without an event, or None."""
         metrics, now = self._scraper.get_published(key), self._clock()
         views = [one.view for one in observation.pods or () if one.view]
-        clocks, incidents = self._config.clocks, self._list_incidents(key)
-        events, next_s = await read_pod_events(self._api, key.namespace, views, now, clocks)
+        intervals, incidents = self._config.intervals, self._list_incidents(key)
+        events, next_s = await read_pod_events(self._api, key.namespace, views, now, intervals)
         injection = self._decide_injection(item, observation)
         wanted = make_status(
             item,
@@ -202,7 +202,7 @@ class PolicyController(Reconciler[_Observation]):
         self.verdicts[key] = verdicts = [
             (name, one) for name in shown for one in shown[name].get("verdicts") or ()
         ]
-        again_s = clocks.publish if may_change_with_time(one for _, one in verdicts) else None
+        again_s = intervals.publish if may_change_with_time(one for _, one in verdicts) else None
         return wanted, find_shortest_delay_s(next_s, again_s)
 
     def list_notices(self, previous: Object, status: Object) -> Iterable[Notice]:

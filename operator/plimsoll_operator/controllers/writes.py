@@ -71,26 +71,26 @@ class OwnedObjectWriter:
         """Drop the state of a deleted service or policy."""
         self._fields.pop(key, None)
 
-    async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
+    async def apply(self, key: Key, uid: str, desired: Object, initial_replicas: int) -> bool:
         """Apply an object. Return False if the object is already up to date.
 
-        ``uid`` is the owner's. ``first_replicas`` is the replica count of a new workload. Raises
+        ``uid`` is the owner's. ``initial_replicas`` is the replica count of a new workload. Raises
         :class:`NameConflictError` if an object of another owner has the same name.
         """
         kind, live = KINDS_BY_NAME[desired["kind"]], self._store.get(key, make_ref(desired))
         if live is not None and get_owner_uid(live) != uid:
             raise NameConflictError(desired)
-        known, ref = self._fields.setdefault(key, {}), make_ref(desired)
-        if live is not None and not needs_apply(desired, live, known.get(ref)):
-            _store_fields(known, ref, get_owned_fields_hash(live, desired))
+        hashes_by_ref, ref = self._fields.setdefault(key, {}), make_ref(desired)
+        if live is not None and not needs_apply(desired, live, hashes_by_ref.get(ref)):
+            _store_fields_hash(hashes_by_ref, ref, get_owned_fields_hash(live, desired))
             return False
         log.info("%s: applying %s", key, " ".join(make_ref(desired)))
-        full = add_current_replicas(desired, live, first_replicas)
+        full = add_current_replicas(desired, live, initial_replicas)
         try:
             send = self._api.apply if live is not None else self._api.apply_new
             created = await send(kind, full)
             self._store.put(created)
-            _store_fields(known, ref, get_owned_fields_hash(created, desired))
+            _store_fields_hash(hashes_by_ref, ref, get_owned_fields_hash(created, desired))
         except ConflictError:
             existing = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
             if existing is not None and get_owner_uid(existing) != uid:
@@ -109,11 +109,11 @@ class OwnedObjectWriter:
                 self._fields.get(key, {}).pop(make_ref(item), None)
 
 
-def _store_fields(known: dict[Ref, str], ref: Ref, fields: str | None) -> None:
-    if fields is None:
-        known.pop(ref, None)
+def _store_fields_hash(hashes_by_ref: dict[Ref, str], ref: Ref, fields_hash: str | None) -> None:
+    if fields_hash is None:
+        hashes_by_ref.pop(ref, None)
     else:
-        known[ref] = fields
+        hashes_by_ref[ref] = fields_hash
 
 
 async def write_status(api: Api, store: Store, kind: Kind, item: Object, status: Object) -> bool:

@@ -118,25 +118,25 @@ class _FairShareCounter:
         self._limit = limit
         sets = {_make_slot_set(one) for one in slots}
         half = -(-limit // SHARE_DIVISOR)
-        self._of_service = half if len(sets) > 1 else limit
-        self._of_namespace = half if len({one.namespace for one in sets}) > 1 else limit
+        self._service_share = half if len(sets) > 1 else limit
+        self._namespace_share = half if len({one.namespace for one in sets}) > 1 else limit
         self._services: Counter[SlotSet] = Counter()
         self._namespaces: Counter[str] = Counter()
-        self._used = 0
+        self._used_slots = 0
 
     def try_grant(self, key: SlotSet) -> bool:
         """Count a new slot if the limit and the shares allow it; return whether they do."""
-        return self._used < self._limit and self.try_hold(key)
+        return self._used_slots < self._limit and self.try_hold(key)
 
     def try_hold(self, key: SlotSet) -> bool:
         """Count a held slot if the shares allow it; return whether they do."""
         within = (
-            self._services[key] < self._of_service
-            and self._namespaces[key.namespace] < self._of_namespace
+            self._services[key] < self._service_share
+            and self._namespaces[key.namespace] < self._namespace_share
         )
         self._services[key] += within
         self._namespaces[key.namespace] += within
-        self._used += within
+        self._used_slots += within
         return within
 
 

@@ -91,7 +91,7 @@ def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
 def _merge_learned_memory(
     previous: LearnedWorkload | None,
     memory: str,
-    getter: Callable[[SupervisorMetrics], LearnedMemory | None],
+    get_memory: Callable[[SupervisorMetrics], LearnedMemory | None],
     revision: str,
     reports: Sequence[SupervisorMetrics],
     hour: int,
@@ -101,7 +101,9 @@ def _merge_learned_memory(
     if old is not None and previous is not None and previous.revision != revision:
         # The next revision starts with the budget, and learns its own growth.
         old = LearnedMemory(budget=old.budget) if old.budget is not None else None
-    valid = [one for report in reports if (one := getter(report)) is not None and one.seen_s > 0]
+    valid = [
+        one for report in reports if (one := get_memory(report)) is not None and one.seen_s > 0
+    ]
     longest = max((one.seen_s for one in valid), default=0)
     valid = [one for one in valid if one.seen_s * 2 >= longest]
     if not valid:

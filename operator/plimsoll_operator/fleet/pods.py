@@ -225,9 +225,11 @@ class PodView:
         )
 
     @classmethod
-    def make_without_containers(cls, name: str, uid: str, created: str, leaving: bool) -> PodView:
+    def make_without_containers(
+        cls, name: str, uid: str, created: str, terminating: bool
+    ) -> PodView:
         """Return a view of a pod whose containers are unknown."""
-        return cls(name, uid, created, "", leaving, False, "", None, (), ())
+        return cls(name, uid, created, "", terminating, False, "", None, (), ())
 
     @property
     def containers(self) -> tuple[Container, ...]:

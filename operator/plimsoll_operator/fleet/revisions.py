@@ -133,9 +133,9 @@ def make_suspect_status(
     suspect: LeakingRevision | None, previous: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
     """Return ``status.suspectRevision``, or None. Once suspect, ``update`` remains suspect."""
-    known: dict[str, Any] | None = previous.get("suspectRevision")
+    last: dict[str, Any] | None = previous.get("suspectRevision")
     if suspect is None:
-        return known | {"action": action} if known and known.get("revision") == update else None
+        return last | {"action": action} if last and last.get("revision") == update else None
     return {
         "revision": suspect.revision,
         "leak": suspect.leak,
@@ -211,8 +211,8 @@ def find_suspect_workloads(
     for workload in workloads:
         if workload.ref is None:
             continue
-        known, own = previous.get(str(workload.ref)) or {}, owned.get(workload.ref, [])
-        if not own and "suspectRevision" not in known:
+        last, own = previous.get(str(workload.ref)) or {}, owned.get(workload.ref, [])
+        if not own and "suspectRevision" not in last:
             continue
         pods = [one for _, one in make_workload_evidence(workload)]
         revisions = sorted({one.revision for one in pods} - {""})
@@ -220,8 +220,8 @@ def find_suspect_workloads(
             suspect for name in revisions if (suspect := find_suspect_revision(name, pods, own))
         ]
         first = min(suspected, key=lambda suspect: suspect.since, default=None)
-        kept = (known.get("suspectRevision") or {}).get("revision")
-        shown = make_suspect_status(first, known, kept if kept in revisions else "", "Reported", [])
+        kept = (last.get("suspectRevision") or {}).get("revision")
+        shown = make_suspect_status(first, last, kept if kept in revisions else "", "Reported", [])
         if shown:
             suspects[workload.ref] = shown
     return suspects
@@ -304,8 +304,8 @@ def make_revisions_status(
     ``rolled_out`` is the revision that all replicas run. ``bad_revision`` is one that leaks or that
     someone rolled back. Both may be empty.
     """
-    known = dict.fromkeys([rolled_out, *list_good_revisions(revisions)])
-    kept = [revision for revision in known if revision not in ("", bad_revision)][
+    candidates = dict.fromkeys([rolled_out, *list_good_revisions(revisions)])
+    kept = [revision for revision in candidates if revision not in ("", bad_revision)][
         :MAX_GOOD_REVISIONS
     ]
     current = rolled_out or revisions.get("current", "")
@@ -326,15 +326,17 @@ def decide_rollout(
     status: Object,
     update: str,
     suspect: LeakingRevision | None,
-    known: Collection[str],
+    stored_revisions: Collection[str],
     running: str = "",
 ) -> RolloutDecision:
     """Decide which revision to run.
 
-    ``known`` are the revisions with a stored template, and ``running`` is that of the current
-    workload. A rollback continues until the spec changes.
+    ``stored_revisions`` have a stored template, and ``running`` is the current workload's. A
+    rollback continues until the spec changes.
     """
-    target = find_rollback_revision(status.get("revisions") or {}, update, known, running)
+    target = find_rollback_revision(
+        status.get("revisions") or {}, update, stored_revisions, running
+    )
     if service.spec.rollout.revision is RunRevision.LAST_GOOD:
         if target:
             return RolloutDecision(target, action="RolledBack", requested=True)
@@ -354,13 +356,17 @@ def decide_rollout(
 
 
 def find_rollback_revision(
-    revisions: Object, update: str, known: Collection[str], running: str = ""
+    revisions: Object, update: str, stored_revisions: Collection[str], running: str = ""
 ) -> str:
     """Return the revision to roll back to if ``update`` is bad; empty if there is none.
 
-    Prefer ``running`` if it is good, then the newest good revision in ``known``.
+    Prefer ``running`` if it is good, then the newest good revision in ``stored_revisions``.
     """
-    usable = [name for name in list_good_revisions(revisions) if name != update and name in known]
+    usable = [
+        name
+        for name in list_good_revisions(revisions)
+        if name != update and name in stored_revisions
+    ]
     return running if running in usable else next(iter(usable), "")
 
 

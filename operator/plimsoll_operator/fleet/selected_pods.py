@@ -56,14 +56,14 @@ class SupervisionState(Enum):
 class StartState:
     """Progress of a pod in starting the containers that the injection added.
 
-    ``stuck`` is why the containers cannot start or, if ``engine`` is True, why the engine
+    ``stuck`` is why the containers cannot start or, if ``is_engine_failure``, why the engine
     terminates at each start. ``images`` is empty if nothing was injected.
     """
 
     images: str = ""
-    ran: bool = False
+    has_run: bool = False
     stuck: str = ""
-    engine: bool = False
+    is_engine_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class SelectedPod:
     """The operator's summary of a pod that a policy selects.
 
     Attributes:
-        others: The other policies that select the pod, oldest first.
-        is_oldest_policy: Whether this policy is older than ``others``.
+        other_policies: The other policies that select the pod, oldest first.
+        is_oldest_policy: Whether this policy is older than ``other_policies``.
         may_hold_slot: Whether this policy's supervisor in the pod may hold a restart slot, even
             while the pod terminates.
         created: The creation time (RFC 3339), which distinguishes pods because a StatefulSet reuses
@@ -91,7 +91,7 @@ class SelectedPod:
     account: str
     state: SupervisionState
     reason: str = ""
-    others: tuple[str, ...] = ()
+    other_policies: tuple[str, ...] = ()
     is_oldest_policy: bool = True
     member: Membership = field(default_factory=Membership)
     may_hold_slot: bool = False
@@ -139,7 +139,7 @@ def summarize_pod(
         account=account,
         state=state,
         reason=reason,
-        others=others,
+        other_policies=others,
         is_oldest_policy=is_oldest,
         member=find_membership(meta),
         may_hold_slot=holds and state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING),
@@ -169,7 +169,7 @@ def compute_next_stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
     due = [
         MIN_STUCK_AGE_S - age
         for one in pods
-        if one.view and one.view.created and not one.start.ran
+        if one.view and one.view.created and not one.start.has_run
         if (age := compute_seconds_between(one.view.created, now)) < MIN_STUCK_AGE_S
     ]
     return max(1.0, min(due)) if due else None
@@ -193,10 +193,10 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
             " with a supervisor, exclude its pods from the policy's selector"
         )
         return StartState(
-            images, stuck=make_printable_line(text, MAX_STATUS_REASON_CHARS), engine=True
+            images, stuck=make_printable_line(text, MAX_STATUS_REASON_CHARS), is_engine_failure=True
         )
     if has_run or (SUPERVISOR in own_containers and own_containers[SUPERVISOR].started):
-        return StartState(images, ran=True)
+        return StartState(images, has_run=True)
     if not (view.created and now) or compute_seconds_between(view.created, now) < MIN_STUCK_AGE_S:
         return StartState(images)
     for name, one in own_containers.items():

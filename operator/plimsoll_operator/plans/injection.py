@@ -68,10 +68,14 @@ def decide_injection(
         if one.state is SupervisionState.SUPERVISED and one.start.images == images
         and one.created >= (since or "")
     ]  # fmt: skip
-    proven = proven or any(one.start.ran for one in injected)
+    proven = proven or any(one.start.has_run for one in injected)
     # If other engines run with this supervisor, an engine that exits is no evidence against it.
     stuck = sorted(
-        (one for one in injected if one.start.stuck and not (one.start.engine and proven)),
+        (
+            one
+            for one in injected
+            if one.start.stuck and not (one.start.is_engine_failure and proven)
+        ),
         key=lambda one: one.name,
     )
     new = [one for one in refusals if one.reported_at > (since or "") and one.key not in anyway]
@@ -94,7 +98,7 @@ def decide_injection(
         images=images,
         proven=stopped is None and proven,
         waiting=len(
-            {one.member.get_replica_name(one.name) for one in injected if not one.start.ran}
+            {one.member.get_replica_name(one.name) for one in injected if not one.start.has_run}
         ),
         since=since,
         stopped=stopped,
@@ -122,7 +126,7 @@ def find_skip_reason(
     waiting = max(unrecorded, last.waiting if last.stopped is None else 0)
     if waiting < limit:
         return ""
-    return f"no pod has run with {images} yet, and {waiting} replicas are starting with it"
+    return f"no pod has run with {images} yet, and {waiting} replicas are starting"
 
 
 def describe_stop(stop: InjectionStop) -> str:
@@ -145,7 +149,7 @@ def _is_refused_without_supervisor(stop: InjectionStop, refusal: RefusedCreation
 # an injected pod runs on another node.
 def _count_failures(stuck: Sequence[SelectedPod], injected: Sequence[SelectedPod]) -> int:
     nodes = {one.node for one in stuck}
-    elsewhere = {one.node for one in injected if one.start.ran} - nodes - {""}
+    elsewhere = {one.node for one in injected if one.start.has_run} - nodes - {""}
     return len(nodes) if elsewhere and "" not in nodes else len(stuck)
 
 

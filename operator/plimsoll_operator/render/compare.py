@@ -98,18 +98,18 @@ _TEXT_FIELDS = frozenset(
 
 
 def needs_apply(
-    desired: dict[str, Any], live: dict[str, Any] | None, fields: str | None = None
+    desired: dict[str, Any], live: dict[str, Any] | None, fields_hash: str | None = None
 ) -> bool:
     """Report whether ``desired`` must be applied, because ``live`` is missing or differs.
 
-    ``fields`` is the hash of Plimsoll's fields after the last application; None after a restart of
+    ``fields_hash`` covers Plimsoll's fields after the last application; None after a restart of
     the operator.
     """
     if live is None or _get_applied_hash(desired) != _get_applied_hash(live):
         return True
-    if fields is None:
+    if fields_hash is None:
         return not has_all_fields(live, desired)
-    return get_owned_fields_hash(live, desired) != fields
+    return get_owned_fields_hash(live, desired) != fields_hash
 
 
 def get_owned_fields_hash(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
@@ -156,21 +156,21 @@ def _iterate_missing_fields(live: Any, desired: Any, field: str, path: str) -> I
 
 
 def add_current_replicas(
-    desired: dict[str, Any], live: dict[str, Any] | None, first_replicas: int
+    desired: dict[str, Any], live: dict[str, Any] | None, initial_replicas: int
 ) -> dict[str, Any]:
     """Return ``desired`` with the current replicas if an autoscaler sets them.
 
-    A new workload gets ``first_replicas``. The result contains the resource version, so that the
+    A new workload gets ``initial_replicas``. The result contains the resource version, so that the
     API server rejects it (409) if the autoscaler changes the workload meanwhile.
     """
     if desired["kind"] not in WORKLOAD_KINDS or "replicas" in desired["spec"]:
         return desired
     if live is None:
-        return desired | {"spec": desired["spec"] | {"replicas": first_replicas}}
+        return desired | {"spec": desired["spec"] | {"replicas": initial_replicas}}
     version = {"resourceVersion": live["metadata"]["resourceVersion"]}
     return desired | {
         "metadata": desired["metadata"] | version,
-        "spec": desired["spec"] | {"replicas": live["spec"].get("replicas", first_replicas)},
+        "spec": desired["spec"] | {"replicas": live["spec"].get("replicas", initial_replicas)},
     }
 
 

@@ -18,7 +18,7 @@ from plimsoll_api.supervisor_config import GROUP_ENV
 from plimsoll_api.workloads import LWS_API, LWS_GROUP_LABEL, LWS_KIND
 from plimsoll_operator.render import names
 from plimsoll_operator.render.deployment import make_restart_annotation, make_rolling_update
-from plimsoll_operator.render.objects import compute_first_replicas
+from plimsoll_operator.render.objects import compute_initial_replicas
 
 Object = dict[str, Any]
 
@@ -125,7 +125,7 @@ def _make_group_rolling_update(
     surge, unavailable = (_limit_percentage(limits[key]) for key in ("maxSurge", "maxUnavailable"))
     if surge in (0, "0%") and isinstance(unavailable, str):
         share = int(unavailable.removesuffix("%"))
-        unavailable = max(1, share * compute_first_replicas(service) // 100)
+        unavailable = max(1, share * compute_initial_replicas(service) // 100)
     return {"maxSurge": surge, "maxUnavailable": unavailable}
 
 

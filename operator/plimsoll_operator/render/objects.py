@@ -284,7 +284,7 @@ def make_gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
-def compute_first_replicas(service: InferenceService) -> int:
+def compute_initial_replicas(service: InferenceService) -> int:
     """Return the number of replicas with which the workload is created."""
     scaling = service.spec.autoscaling
     if scaling is None:

@@ -39,7 +39,7 @@ class _CompressedObject(NamedTuple):
             return False
         return int(self.version) < int(other.version)
 
-    def is_after(self, version: str) -> bool:
+    def is_newer_than(self, version: str) -> bool:
         digits = self.version.isdigit() and version.isdigit()
         return digits and int(self.version) > int(version)
 
@@ -49,7 +49,7 @@ class ListedObject(NamedTuple):
 
     key: Key
     ref: Ref
-    kept: _CompressedObject
+    compressed: _CompressedObject
 
 
 OWNER_KINDS = (SERVICE.kind, POLICY.kind)
@@ -70,7 +70,7 @@ class Store:
         self._objects: dict[Key, dict[Ref, _CompressedObject]] = {}
         self._gone: set[str] = set()
         self._bytes: Counter[Key] = Counter()
-        self._passed_over: tuple[set[Key], set[Key]] = (set(), set())
+        self._unstored_keys: tuple[set[Key], set[Key]] = (set(), set())
         """Keys of unexpected objects from before and after the start of the current list."""
         self.changes: Counter[str] = Counter()
 
@@ -83,21 +83,21 @@ class Store:
         key = find_key(item)
         if key is None or item["kind"] in OWNER_KINDS or item["kind"] == INCIDENT.kind:
             return key is not None
-        known = self._objects.get(key, {})
-        owned = Ref(key.kind, key.name) in known or key in owners
-        return make_ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
+        objects_by_ref = self._objects.get(key, {})
+        owned = Ref(key.kind, key.name) in objects_by_ref or key in owners
+        return make_ref(item) in objects_by_ref or (owned and self._bytes[key] < MAX_OWNED_BYTES)
 
     def record_unstored(self, item: Object) -> None:
         """Record that the watch reported ``item``, so that a list does not count it as missed."""
         key = find_key(item)
-        if key is not None and len(self._passed_over[1]) < MAX_UNSTORED_KEYS:
-            self._passed_over[1].add(key)
+        if key is not None and len(self._unstored_keys[1]) < MAX_UNSTORED_KEYS:
+            self._unstored_keys[1].add(key)
 
     def has_version(self, item: Object) -> bool:
         """Report whether this version of ``item`` is stored."""
         key = find_key(item)
-        kept = self._objects.get(key, {}).get(make_ref(item)) if key is not None else None
-        return kept is not None and kept.has_version(item["metadata"])
+        compressed = self._objects.get(key, {}).get(make_ref(item)) if key is not None else None
+        return compressed is not None and compressed.has_version(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
         """Store ``item`` unless a newer version is stored; return its owner's key, or None."""
@@ -107,10 +107,10 @@ class Store:
         return key
 
     def _put(self, key: Key, ref: Ref, item: _CompressedObject) -> None:
-        known = self._objects.setdefault(key, {})
-        previous = known.get(ref)
+        objects_by_ref = self._objects.setdefault(key, {})
+        previous = objects_by_ref.get(ref)
         if previous is None or not item.is_older(previous):
-            known[ref] = item
+            objects_by_ref[ref] = item
             self._bytes[key] += len(item.packed) - (len(previous.packed) if previous else 0)
             self.changes[ref.kind] += 1
 
@@ -123,20 +123,20 @@ class Store:
 
     def _remove(self, key: Key, ref: Ref, uid: str) -> None:
         self._gone.add(uid)
-        known = self._objects.get(key, {})
-        before = known.get(ref)
+        objects_by_ref = self._objects.get(key, {})
+        before = objects_by_ref.get(ref)
         if before and before.uid == uid:
-            del known[ref]
+            del objects_by_ref[ref]
             self._bytes[key] -= len(before.packed)
             self.changes[ref.kind] += 1
-        if not known:
+        if not objects_by_ref:
             self._objects.pop(key, None)
             self._bytes.pop(key, None)
 
     def begin_listing(self) -> None:
         """Mark the start of a list; :meth:`replace` restores no objects that are deleted later."""
         self._gone = set()
-        self._passed_over = (self._passed_over[1], set())
+        self._unstored_keys = (self._unstored_keys[1], set())
 
     def compress_listed(
         self, items: Iterable[Object], owners: Container[Key] = ()
@@ -173,17 +173,17 @@ class Store:
             present.add(fresh.uid)
             stored = self._objects.get(key, {}).get(ref)
             if stored is None:
-                missed += not any(key in some for some in self._passed_over)
+                missed += not any(key in some for some in self._unstored_keys)
             else:
                 missed += stored.is_older(fresh)
             self._put(key, ref, fresh)
         for key in self.list_known_keys():
-            for ref, kept in list(self._objects[key].items()):
+            for ref, compressed in list(self._objects[key].items()):
                 stale = ref.kind == kind and (key, ref) not in listed
-                if stale and not kept.is_after(version):
-                    self._remove(key, ref, kept.uid)
+                if stale and not compressed.is_newer_than(version):
+                    self._remove(key, ref, compressed.uid)
                     missed += (
-                        kept.uid not in present
+                        compressed.uid not in present
                     )  # otherwise it still exists, with labels of another owner
         return missed
 
@@ -194,22 +194,26 @@ class Store:
 
     def list_children(self, key: Key, kinds: Container[str]) -> list[Object]:
         """Return the objects of the given kinds that belong to a service or policy."""
-        known = self._objects.get(key, {}).items()
-        return [kept.item for ref, kept in known if ref.kind in kinds]
+        entries = self._objects.get(key, {}).items()
+        return [compressed.item for ref, compressed in entries if ref.kind in kinds]
 
     def list_kind(self, kind: str) -> list[Object]:
         """Return all stored objects of a kind."""
         return [
-            kept.item
-            for known in self._objects.values()
-            for ref, kept in known.items()
+            compressed.item
+            for objects_by_ref in self._objects.values()
+            for ref, compressed in objects_by_ref.items()
             if ref.kind == kind
         ]
 
     def count(self, kind: str, namespace: str) -> int:
         """Return the number of stored objects of a kind in a namespace."""
-        some = (known for key, known in self._objects.items() if key.namespace == namespace)
-        return sum(ref.kind == kind for known in some for ref in known)
+        some = (
+            objects_by_ref
+            for key, objects_by_ref in self._objects.items()
+            if key.namespace == namespace
+        )
+        return sum(ref.kind == kind for objects_by_ref in some for ref in objects_by_ref)
 
     def list_known_keys(self) -> list[Key]:
         """Return the keys of all services and policies with a stored object, even if deleted."""
@@ -217,4 +221,8 @@ class Store:
 
     def list_services(self) -> list[Key]:
         """Return the keys of the stored InferenceServices."""
-        return [key for key, known in self._objects.items() if Ref(SERVICE.kind, key.name) in known]
+        return [
+            key
+            for key, objects_by_ref in self._objects.items()
+            if Ref(SERVICE.kind, key.name) in objects_by_ref
+        ]

@@ -42,11 +42,11 @@ class Election:
         name: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
-        clocks: Intervals = DEFAULT_INTERVALS,
+        intervals: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         self._api, self._namespace, self._name = api, namespace, name
-        self._identity, self._clock, self._clocks = identity, clock, clocks
-        self._seen: tuple[Object, float] = ({}, -math.inf)
+        self._identity, self._clock, self._intervals = identity, clock, intervals
+        self._observed_spec: tuple[Object, float] = ({}, -math.inf)
         self._renewed = -math.inf
         self.leading = False
 
@@ -58,14 +58,14 @@ class Election:
         """Return the seconds for which no other process can become the leader; 0 for a standby."""
         if not self.leading:
             return 0.0
-        return max(0.0, self._renewed + self._clocks.renew - self._clock())
+        return max(0.0, self._renewed + self._intervals.renew - self._clock())
 
     async def acquire(self) -> None:
         """Wait until this process leads."""
         logged = ""
         while True:
             try:
-                holder = await self._try_acquire(self._clocks.renew)
+                holder = await self._try_acquire(self._intervals.renew)
             except (ApiError, OSError, TimeoutError) as error:
                 holder = f"unknown: {str(error) or repr(error)}"
             if self.is_leader():
@@ -74,12 +74,12 @@ class Election:
             if holder != logged:
                 log.info("this operator is on standby; the leader is %s", holder)
                 logged = holder
-            await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
+            await asyncio.sleep(self._intervals.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
         """Renew the Lease until cancelled. Raises :class:`LeadershipLostError` if it is lost."""
         while self.is_leader():
-            await asyncio.sleep(min(self._clocks.retry, self.get_remaining_s()))
+            await asyncio.sleep(min(self._intervals.retry, self.get_remaining_s()))
             if not self.is_leader():
                 break
             try:
@@ -102,7 +102,7 @@ class Election:
             return
         self.leading = False
         try:
-            async with asyncio.timeout(self._clocks.renew):
+            async with asyncio.timeout(self._intervals.renew):
                 lease = await self._api.get(LEASE, self._namespace, self._name)
                 if lease and _get_holder(lease) == self._identity:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
@@ -114,7 +114,7 @@ class Election:
 
     # Raises TimeoutError after ``timeout_s`` seconds or half of ``renew``, whichever is shorter.
     async def _try_acquire(self, timeout_s: float) -> str:
-        async with asyncio.timeout(min(timeout_s, self._clocks.renew / 2)):
+        async with asyncio.timeout(min(timeout_s, self._intervals.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
             if lease is None:
                 return await self._write(self._make_lease())
@@ -152,16 +152,16 @@ class Election:
 
     @property
     def _duration_s(self) -> int:
-        return math.ceil(self._clocks.lease)
+        return math.ceil(self._intervals.lease)
 
     # Other clients may change the metadata, so only the spec shows that the holder is alive.
     def _is_expired(self, lease: Object) -> bool:
         spec, now = lease.get("spec") or {}, self._clock()
-        if self._seen[0] != spec:
-            self._seen = (spec, now)
+        if self._observed_spec[0] != spec:
+            self._observed_spec = (spec, now)
         declared_s = spec.get("leaseDurationSeconds") or 0
-        duration_s = max(self._clocks.lease, min(declared_s, MAX_LEASE_DURATION_S))
-        return now - self._seen[1] > duration_s
+        duration_s = max(self._intervals.lease, min(declared_s, MAX_LEASE_DURATION_S))
+        return now - self._observed_spec[1] > duration_s
 
     def _make_lease(self) -> Object:
         return {

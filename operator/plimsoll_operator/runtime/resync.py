@@ -35,9 +35,9 @@ class Resync:
         watches: Watches,
         add: Callable[[Key], None],
         namespaces: Sequence[str],
-        clocks: Intervals = DEFAULT_INTERVALS,
+        intervals: Intervals = DEFAULT_INTERVALS,
     ) -> None:
-        self._clocks = clocks
+        self._intervals = intervals
         self._api, self._store, self._watches, self._add = api, store, watches, add
         self._namespaces = namespaces
         self._first = True
@@ -48,13 +48,13 @@ class Resync:
         """List all objects every ``interval_s`` seconds, or sooner after a watch's restart."""
         while True:
             period = (
-                min(interval_s, self._clocks.suspicious)
+                min(interval_s, self._intervals.suspicious)
                 if self._watches.list_stale_kinds(1)
                 else interval_s
             )
             interrupted = await _is_set_within(period, self._watches.listing)
             if interrupted:
-                await wait_until_quiet(self._watches.listing, self._clocks.quiet)
+                await wait_until_quiet(self._watches.listing, self._intervals.quiet)
             try:
                 await self.list_all(count_missed=not interrupted)
             except (ApiError, OSError, TimeoutError) as error:
@@ -81,7 +81,7 @@ class Resync:
                 owners.update(one.key for one in items)
             lists.append((kind, items, version))
         if not self._first:
-            await asyncio.sleep(self._clocks.event)
+            await asyncio.sleep(self._intervals.event)
         for kind, items, version in lists:
             missed = self._store.replace(kind.kind, items, version)
             if kind.watched and count_missed and not self._first:

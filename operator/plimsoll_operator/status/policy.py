@@ -410,7 +410,9 @@ def _make_injection_condition(injection: Object, pods: Sequence[SelectedPod]) ->
 
 def _make_conflicting_condition(pods: Sequence[SelectedPod]) -> ConditionState:
     kind = PolicyCondition.CONFLICTING
-    shared = [one for one in pods if one.others and one.state is not SupervisionState.LEAVING]
+    shared = [
+        one for one in pods if one.other_policies and one.state is not SupervisionState.LEAVING
+    ]
     if not shared:
         return ConditionState(
             kind, False, "NoConflict", "no other policy selects the pods of this policy"
@@ -422,7 +424,7 @@ def _make_conflicting_condition(pods: Sequence[SelectedPod]) -> ConditionState:
         )
         if not some:
             continue
-        policies = sorted({name for one in some for name in one.others})
+        policies = sorted({name for one in some for name in one.other_policies})
         text = f"{join_names(policies)} also selects {join_names([one.name for one in some])}: "
         parts.append(text + (f"{word} them" if mine else "the oldest policy supervises them"))
     return ConditionState(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE_CHARS])

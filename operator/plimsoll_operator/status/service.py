@@ -29,7 +29,7 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.render.names import make_serving_selector
-from plimsoll_operator.render.objects import compute_first_replicas, make_service_url
+from plimsoll_operator.render.objects import compute_initial_replicas, make_service_url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import ConditionState
 from plimsoll_operator.status.objects_complete import make_objects_complete_conditions
@@ -185,7 +185,7 @@ def _get_desired_replicas(service: InferenceService, workload: Object | None) ->
     if service.spec.autoscaling is None:
         return service.spec.replicas
     spec = (workload or {}).get("spec") or {}
-    return int(spec.get("replicas", compute_first_replicas(service)))
+    return int(spec.get("replicas", compute_initial_replicas(service)))
 
 
 def merge_conditions(

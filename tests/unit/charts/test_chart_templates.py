@@ -375,7 +375,7 @@ def test_each_flag_of_the_operator_has_a_value(helm: str) -> None:
         if flag.startswith("--")
     }
     assert {one.partition("=")[0] for one in arguments[1:]} == flags - NO_VALUE
-    assert config.parse_config(arguments, {}).clocks.canary == 1.5
+    assert config.parse_config(arguments, {}).intervals.canary == 1.5
 
 
 def test_the_chart_has_the_defaults_of_the_operator(helm: str) -> None:

@@ -39,9 +39,9 @@ START = 1_700_000_000.0
 IDLE, PEAK = 900 * MIB, 1100 * MIB
 
 
-def reply(stream: int, *chunks: float, end: ReplyState = ReplyState.COMPLETE) -> Reply:
+def reply(stream: int, *chunks: float, state: ReplyState = ReplyState.COMPLETE) -> Reply:
     times = [START + at for at in chunks]
-    return Reply(stream, 0, times[0] - 0.1, "text", times, end)
+    return Reply(stream, 0, times[0] - 0.1, "text", times, state)
 
 
 INCIDENT = Incident(
@@ -80,7 +80,7 @@ SEEN = Observations(
     texts_different=0,
     streams=2,
     times=PhaseTimes(START - 3, START, START + 60, START + 68),
-    odds=[LeakProbability(START + at, 0.9 if 20 < at < 33 else 0.0) for at in range(60)],
+    probabilities=[LeakProbability(START + at, 0.9 if 20 < at < 33 else 0.0) for at in range(60)],
 )
 
 
@@ -119,8 +119,8 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
             {"incidents": [msgspec.structs.replace(INCIDENT, reason=Reason.TRIM)]},
             "no worker restart resolved an incident",
         ),
-        ({"replies": [reply(0, 1.0, end=ReplyState.BROKEN)]}, "1 streams broke"),
-        ({"replies": [reply(0, 1.0, end=ReplyState.FAILED)]}, "1 requests failed"),
+        ({"replies": [reply(0, 1.0, state=ReplyState.BROKEN)]}, "1 streams broke"),
+        ({"replies": [reply(0, 1.0, state=ReplyState.FAILED)]}, "1 requests failed"),
         ({"texts_different": 3}, "3 replies differ"),
         ({"memory": []}, "could not be measured"),
         (

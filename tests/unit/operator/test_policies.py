@@ -190,7 +190,7 @@ def test_where_a_pod_stands(changed: dict[str, Any], state: SupervisionState, re
     found = summarize_pod(changed, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is state
     assert reason in found.reason
-    assert (found.account, found.is_oldest_policy, found.others) == ("default", True, ())
+    assert (found.account, found.is_oldest_policy, found.other_policies) == ("default", True, ())
 
 
 def test_a_label_alone_is_no_supervisor() -> None:
@@ -221,7 +221,7 @@ def test_pods_of_others_are_left_to_them() -> None:
     shared = summarize_pod(pod(), policy(), ["older", "engines"], DEFAULT_IMAGES)
     assert shared.state is SupervisionState.REFUSED
     assert "the older SupervisionPolicy older also selects" in shared.reason
-    assert (shared.is_oldest_policy, shared.others) == (False, ("older",))
+    assert (shared.is_oldest_policy, shared.other_policies) == (False, ("older",))
     kept = summarize_pod(pod(supervisor="engines"), policy(), ["older", "engines"], DEFAULT_IMAGES)
     assert kept.state is SupervisionState.SUPERVISED, (
         "its supervisor keeps its rights until it ends"
@@ -280,11 +280,11 @@ def test_the_status_counts_and_names_few() -> None:
 
 def test_both_policies_say_that_they_conflict() -> None:
     older = make_status(
-        item(), seen(6, SupervisionState.SUPERVISED, others=("newer",)), [], {}, None, NOW
+        item(), seen(6, SupervisionState.SUPERVISED, other_policies=("newer",)), [], {}, None, NOW
     )
     newer = make_status(
         item("newer"),
-        seen(1, SupervisionState.REFUSED, others=("engines",), is_oldest_policy=False),
+        seen(1, SupervisionState.REFUSED, other_policies=("engines",), is_oldest_policy=False),
         [],
         {},
         None,

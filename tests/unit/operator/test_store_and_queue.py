@@ -260,9 +260,11 @@ def test_a_list_of_what_is_known_takes_no_more_memory() -> None:
     listed = store.compress_listed(store.list_children(KEY, {"Pod"}))
     known = store.compress_listed(store.list_children(KEY, {"Pod"}))
     assert len(listed) == 50
-    assert all(one.kept is other.kept for one, other in zip(listed, known, strict=True))
+    assert all(one.compressed is other.compressed for one, other in zip(listed, known, strict=True))
     (changed,) = store.compress_listed([pod(3, "uid-7", "pod-7")])
-    assert changed.kept is not next(one for one in listed if one.ref == changed.ref).kept
+    assert (
+        changed.compressed is not next(one for one in listed if one.ref == changed.ref).compressed
+    )
 
 
 def test_an_event_of_what_is_known_asks_for_no_reconcile() -> None:

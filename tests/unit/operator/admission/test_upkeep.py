@@ -100,7 +100,7 @@ class Replica:
     """One replica's upkeep; ``leads`` may change."""
 
     def __init__(
-        self, server: Server, folder: Path, leads: bool, provided: bool = False,
+        self, server: Server, folder: Path, leads: bool, is_secret_external: bool = False,
         policies: PolicyCache | None = None,
     ) -> None:  # fmt: skip
         self.server, self.leads, self.tally = server, leads, Tally()
@@ -112,8 +112,8 @@ class Replica:
         self.upkeep = WebhookReconciler(
             cast(Api, server),
             policies,
-            WebhookSettings("sys", "hook", provided=provided),
-            Config(clocks=Intervals(webhook_check=30.0)),
+            WebhookSettings("sys", "hook", is_secret_external=is_secret_external),
+            Config(intervals=Intervals(webhook_check=30.0)),
             lambda: self.leads,
             folder,
             self.tally,
@@ -216,7 +216,7 @@ def test_a_provided_secret_that_lacks_a_key_is_named(
 ) -> None:
     signer = create_ca_certificate(server.now)
     server.put(create_server_certificate("hook.sys.svc", signer, server.now), lacks)
-    leader = Replica(server, tmp_path / "a", True, provided=True)
+    leader = Replica(server, tmp_path / "a", True, is_secret_external=True)
     with caplog.at_level(logging.ERROR):
         leader.turn()
         leader.turn()
@@ -308,7 +308,7 @@ def test_a_certificate_that_expired_is_not_ready_and_one_without_policies_is(
 ) -> None:
     past = server.now - 2 * DAY
     server.put(create_server_certificate("hook.sys.svc", create_ca_certificate(past), past, DAY))
-    leader = Replica(server, tmp_path / "a", True, provided=True)
+    leader = Replica(server, tmp_path / "a", True, is_secret_external=True)
     leader.turn()
     assert "certificate has expired" in str(leader.upkeep.find_problem())
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KEY = Key("ml", "engines", "SupervisionPolicy")
 CONFIG = Config(images=Images("engine:1", "supervisor:1"))
-WEEK_S = CONFIG.clocks.orphans
+WEEK_S = CONFIG.intervals.orphans
 
 
 def incident(gone_at: str | None = None) -> Object:
@@ -91,7 +91,7 @@ def test_a_time_that_is_none_is_written_again_and_one_ahead_counts_as_now() -> N
 def reconcile(
     api: Api, policy: Object, pods: list[PodView], incidents: list[Object], now: str
 ) -> None:
-    evictions = Evictions(api, lambda: 0.0, CONFIG.clocks.evict_again)
+    evictions = Evictions(api, lambda: 0.0, CONFIG.intervals.evict_again)
     asyncio.run(reconcile_pods(api, Store(), KEY, policy, pods, incidents, now, CONFIG, evictions))
 
 

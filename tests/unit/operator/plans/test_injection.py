@@ -379,7 +379,7 @@ FAILED = {"terminated": {"exitCode": 1, "message": "no module"}}
 )  # fmt: skip
 def test_how_far_a_pod_got(said: Object, ran: bool, stuck: str) -> None:
     start = injected(**said).start
-    assert (start.images, start.ran, start.stuck) == ("supervisor:1", ran, stuck)
+    assert (start.images, start.has_run, start.stuck) == ("supervisor:1", ran, stuck)
 
 
 def ends(ran_s: int = 1, **more: Any) -> Object:
@@ -393,10 +393,10 @@ def test_an_engine_that_ends_at_once_at_each_start_beside_its_supervisor() -> No
     start = injected(supervisor=beside, engine=ends()).start
     assert "container engine exits immediately after each start" in start.stuck
     assert "can only run as PID 1" in start.stuck
-    assert (start.engine, start.ran) == (True, False)
+    assert (start.is_engine_failure, start.has_run) == (True, False)
     for other in (ends(ran_s=20), ends(restartCount=1), ends(ready=True)):
         assert injected(supervisor=beside, engine=other).start == StartState(
-            "supervisor:1", ran=True
+            "supervisor:1", has_run=True
         )
 
 
@@ -418,12 +418,12 @@ def test_an_engine_that_is_a_native_sidecar_may_end_at_once_too() -> None:
     }
     start = summarize_pod(made | {"status": status}, wanted, ["engines"], IMAGES, NOW).start
     assert "container engine exits immediately after each start" in start.stuck
-    assert start.engine
+    assert start.is_engine_failure
 
 
 def test_such_engines_stop_the_injection_of_a_policy_of_which_no_pod_ran() -> None:
     pods = [
-        replace(one(name), start=StartState("supervisor:1", stuck=WHY, engine=True))
+        replace(one(name), start=StartState("supervisor:1", stuck=WHY, is_engine_failure=True))
         for name in "ab"
     ]
     assert decide_injection(None, policy(), "supervisor:1", pods, 2, NOW)["stopped"]["pod"] == "a"
@@ -441,7 +441,7 @@ def test_an_image_that_other_admission_wrote_anew_is_still_ours() -> None:
     made["spec"]["initContainers"][0]["image"] = "mirror.example/supervisor@sha256:1"
     said = {"initContainerStatuses": [{"name": "supervisor", "started": True}]}
     start = summarize_pod(made | {"status": said}, wanted, ["engines"], IMAGES, NOW).start
-    assert (start.images, start.ran) == ("supervisor:1", True)
+    assert (start.images, start.has_run) == ("supervisor:1", True)
 
 
 def test_a_young_pod_is_not_stuck_and_a_foreign_one_says_nothing() -> None:

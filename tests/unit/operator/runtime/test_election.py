@@ -56,8 +56,8 @@ class Server:
         limit = RateLimit(1e6, 10**6, clock(), asyncio.sleep)
         return Api(self, DEFAULT_INTERVALS.renew / 2, limit, max_tries=1)
 
-    def election(self, identity: str = "me", clocks: Intervals = DEFAULT_INTERVALS) -> Election:
-        return Election(self.api(), "ns", "l", identity, clock(), clocks)
+    def election(self, identity: str = "me", intervals: Intervals = DEFAULT_INTERVALS) -> Election:
+        return Election(self.api(), "ns", "l", identity, clock(), intervals)
 
     async def param_serialize(self, method: str, path: str, **rest: Any) -> Any:
         return method, path, rest["header_params"], rest["body"], None
