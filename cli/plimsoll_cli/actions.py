@@ -71,11 +71,9 @@ def run_action(
     return answer
 
 
-def describe_action_effect(action: str, current: ActionAnswer) -> str:
+def describe_action_effect(action: str, status: ActionAnswer) -> str:
     """Return the effect of the action on the replica, as the predicate of a sentence."""
-    restarts_worker = (
-        action == "restart" and Capability.RESTART_WORKER.value in current.capabilities
-    )
+    restarts_worker = action == "restart" and Capability.RESTART_WORKER.value in status.capabilities
     return WORKER_RESTART_EFFECT if restarts_worker else ACTION_EFFECTS[action]
 
 

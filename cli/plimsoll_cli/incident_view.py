@@ -51,7 +51,7 @@ def make_view_from_object(item: dict[str, Any]) -> IncidentView:
 
 
 def make_view_from_journal(incident: IncidentRecord) -> IncidentView:
-    """Return the view of an incident in a local journal, whose service is named as the pod."""
+    """Return the view of an incident in a local journal; the pod has the service's name."""
     service = incident.name.rpartition("-")[0]
     return IncidentView(
         name=incident.name,

@@ -179,7 +179,7 @@ def select_newest_incidents(
 def print_incidents(
     incidents: Sequence[IncidentView], output: Output, omitted_count: int = 0
 ) -> None:
-    """Print the incidents; ``omitted_count`` older ones are not among them."""
+    """Print the incidents, and the number of older ones that are omitted."""
     if not output.is_table:
         print_value([make_incident_object(incident) for incident in incidents], output)
         return

@@ -48,7 +48,7 @@ SLOT_REPLICAS_ANNOTATION = f"{API_GROUP}/replicas"
 policy enforces it."""
 
 EXPECTED_REPLICAS_ANNOTATION = f"{API_GROUP}/expected-replicas"
-"""Annotation of a service's slot Lease with multi-node groups: the minimum number of replicas
+"""Annotation of a slot Lease of a service with multi-node groups: the minimum number of replicas
 that should be running."""
 
 SLOT_ROLES_ANNOTATION = f"{API_GROUP}/roles"

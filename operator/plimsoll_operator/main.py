@@ -24,7 +24,7 @@ from plimsoll_operator.health import HealthServer
 from plimsoll_operator.kinds import POLICY, Key
 from plimsoll_operator.metrics import Metrics, OperatorCollector
 from plimsoll_operator.page import FleetPage
-from plimsoll_operator.runtime.background import Background
+from plimsoll_operator.runtime.background import BackgroundTasks
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, is_outage
 from plimsoll_operator.runtime.election import Election, LeadershipLostError
@@ -97,7 +97,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         election = Election(voting, *config.lease, config.identity, intervals=config.intervals)
         api.get_remaining_s = election.get_remaining_s
     breaker = CircuitBreaker(api, store, config.max_disruptions, intervals=config.intervals)
-    background = Background()
+    background = BackgroundTasks()
     age, suspects = (
         health.measure_canary_age_s,
         (
@@ -199,7 +199,7 @@ async def _run_before_stop(
 # If the Lease is lost, the process exits.
 async def _keep_lease(election: Election) -> None:
     try:
-        await election.keep()
+        await election.keep_renewing()
     except LeadershipLostError as error:
         log.error(
             "leadership lost; exiting, because another operator may have taken over: %s", error

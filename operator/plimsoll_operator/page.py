@@ -133,9 +133,9 @@ class FleetPage:
         return render_page(render_fleet(fleet), self._scope, now)
 
 
-async def read_fleet(store: Store, breaker: SlotUsage) -> Fleet:
+async def read_fleet(store: Store, slots: SlotUsage) -> Fleet:
     """Read the content of the page from the cache, in batches so that other tasks can run."""
-    fleet = Fleet(breaker)
+    fleet = Fleet(slots)
     kept: list[FleetRow] = []
     for count, key in enumerate(store.list_known_keys()):
         if count % OBJECTS_PER_BATCH == OBJECTS_PER_BATCH - 1:

@@ -175,7 +175,7 @@ def test_the_leader_keeps_its_lease_and_pods_are_answered_under_hostile_reviews(
         election = Election(cast(Api, Lease()), "ns", "l", "me", intervals=CLOCKS)
         async with hook.runs() as ask:
             await election.acquire()
-            kept = asyncio.create_task(election.keep())
+            kept = asyncio.create_task(election.keep_renewing())
 
             async def flood(body: bytes) -> None:
                 while True:

@@ -26,7 +26,7 @@ from plimsoll_operator.admission.configuration import WEBHOOK_TIMEOUT_S
 from plimsoll_operator.admission.review import REVIEW_RESULTS, PolicyCache, Reviewer
 from plimsoll_operator.admission.upkeep import WebhookMetrics, WebhookReconciler
 from plimsoll_operator.config import Config, WebhookSettings
-from plimsoll_operator.runtime.background import Background
+from plimsoll_operator.runtime.background import BackgroundTasks
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.watches import PolicyWatch
 
@@ -213,7 +213,7 @@ class AdmissionWebhook:
         """Return why this replica is not ready; None if it is ready or waits for the leader."""
         return None if self._upkeep.is_waiting_for_leader() else self.find_problem()
 
-    def start(self, background: Background) -> None:
+    def start(self, background: BackgroundTasks) -> None:
         """Start serving; after a failure, the operator continues, but pods get no supervisor."""
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "admission": self._serve,

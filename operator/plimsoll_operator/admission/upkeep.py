@@ -92,7 +92,7 @@ class WebhookReconciler:
         )
         self._metrics, self._now = metrics, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
-        self._source: Certificate | None = None
+        self._secret_certificate: Certificate | None = None
         """CA in the Secret, or a server certificate that another program writes."""
         self._previous_bundle: tuple[bytes, datetime.datetime] | None = None
         """Previous bundle, and the time until which the API server trusts it."""
@@ -152,15 +152,15 @@ class WebhookReconciler:
         overdue = time.monotonic() - self._last_full_check_at >= self._intervals.webhook_check
         full = overdue or self.find_problem() is not None
         if full:
-            self._store_source(await self._read_source())
-        if self._source is not None:
-            await self._apply_configuration(self._source, full)
-            self._serve(self._source)
+            self._store_secret_certificate(await self._read_secret_certificate())
+        if self._secret_certificate is not None:
+            await self._apply_configuration(self._secret_certificate, full)
+            self._serve(self._secret_certificate)
         self._last_check_at = time.monotonic()
         if full:
             self._last_full_check_at = self._last_check_at
 
-    async def _read_source(self) -> Certificate | None:
+    async def _read_secret_certificate(self) -> Certificate | None:
         """Return the certificate in the Secret, or None. The leader creates or renews a CA."""
         secret = await self._api.get(SECRET_KIND, self._address.namespace, self._webhook.name)
         certificate, problem = _parse_certificate_secret(secret, self._secret)
@@ -212,12 +212,15 @@ class WebhookReconciler:
         return ca
 
     # If ``source`` is None, the previous content stays.
-    def _store_source(self, source: Certificate | None) -> None:
+    def _store_secret_certificate(self, source: Certificate | None) -> None:
         if source is None:
             return
-        if self._source is not None and self._source.bundle != source.bundle:
-            self._previous_bundle = (self._source.bundle, self._now() + BUNDLE_OVERLAP)
-        self._source = source
+        if (
+            self._secret_certificate is not None
+            and self._secret_certificate.bundle != source.bundle
+        ):
+            self._previous_bundle = (self._secret_certificate.bundle, self._now() + BUNDLE_OVERLAP)
+        self._secret_certificate = source
 
     async def _apply_configuration(self, source: Certificate, force_check: bool) -> None:
         """Write the configuration if this is the leader, and read which bundle it contains."""

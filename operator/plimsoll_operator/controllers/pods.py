@@ -177,7 +177,7 @@ async def read_pod_events(
     requeue_s = [due_s] if (due_s := compute_next_change_s(pods, now)) is not None else []
     events: dict[str, list[Object]] = {}
     for pod in pods:
-        age_s = pod.compute_creating_s(now)
+        age_s = pod.compute_creation_wait_s(now)
         if age_s is None or age_s < MIN_AGE_FOR_EVENTS_S or len(events) == MAX_PODS_WITH_EVENTS:
             continue
         requeue_s.append(intervals.creating_again)

@@ -36,7 +36,7 @@ MIN_CRASH_RESTARTS = 3
 REPLACE_STEP = "PodReplace"
 REQUESTED_OUTCOMES = frozenset({"Requested", "Begun"})
 ENGINE_RESTART_STEP = "EngineRestart"
-STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
+GROUP_RECREATED_OUTCOMES = frozenset({"Begun", "Succeeded"})
 """Outcomes of an engine restart that recreated the group. The restart may kill the supervisor
 before it reports success."""
 MAX_KEPT_INCIDENTS_PER_POD = 10
@@ -270,7 +270,7 @@ def _has_own_pod(incident: Object, pod: PodView | None) -> bool:
 def _has_restarted_group(incident: Object) -> bool:
     steps = (incident.get("status") or {}).get("timeline") or ()
     done = any(
-        one.get("step") == ENGINE_RESTART_STEP and one.get("outcome") in STARTED_OUTCOMES
+        one.get("step") == ENGINE_RESTART_STEP and one.get("outcome") in GROUP_RECREATED_OUTCOMES
         for one in steps
     )
     return done and bool(incident["spec"].get("podGroup"))

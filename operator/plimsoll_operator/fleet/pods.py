@@ -248,7 +248,7 @@ class PodView:
         """Whether the pod is scheduled but has no container yet."""
         return bool(self.containers) and all(one.is_creating for one in self.containers)
 
-    def compute_creating_s(self, now: str) -> float | None:
+    def compute_creation_wait_s(self, now: str) -> float | None:
         """Return the seconds since the pod was scheduled; None unless :attr:`is_creating`."""
         return (
             compute_seconds_between(self.scheduled_at or self.created or now, now)
@@ -316,7 +316,7 @@ def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
     """Return the seconds until a cause may change without a new status; None if none can."""
     due = []
     for pod in pods:
-        creating_s = pod.compute_creating_s(now)
+        creating_s = pod.compute_creation_wait_s(now)
         if creating_s is not None and creating_s < MIN_AGE_FOR_EVENTS_S:
             due.append(MIN_AGE_FOR_EVENTS_S - creating_s)
         for one in pod.containers:

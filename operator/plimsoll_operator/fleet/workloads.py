@@ -148,9 +148,9 @@ def choose_workloads_with_slots(
     """
     wanted = [one for one in workloads if one.needs_slots]
 
-    def make_priority(one: Workload) -> tuple[bool, bool]:
-        has = one.make_slot_names(policy, 1)[0] in leases
-        return not has, not any(pod.may_hold_slot for pod in one.pods)
+    def make_priority(workload: Workload) -> tuple[bool, bool]:
+        has_slots = workload.make_slot_names(policy, 1)[0] in leases
+        return not has_slots, not any(pod.may_hold_slot for pod in workload.pods)
 
     chosen = sorted(wanted, key=make_priority)[
         :MAX_WORKLOADS

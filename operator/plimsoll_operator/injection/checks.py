@@ -120,7 +120,7 @@ def check_user(
     """
     context, pod_context = container.get("securityContext") or {}, pod.get("securityContext") or {}
     non_root = context.get("runAsNonRoot", pod_context.get("runAsNonRoot"))
-    if engine.uid is not None or options.run_as_user is not None or options.assigned_user:
+    if engine.user_id is not None or options.run_as_user is not None or options.assigned_user:
         return
     if non_root or pod_context.get("runAsNonRoot"):
         raise InjectionError(

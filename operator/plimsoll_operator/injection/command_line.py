@@ -289,9 +289,9 @@ def expand_variables(word: str, variables: Mapping[str, str | None]) -> str:
     return word
 
 
-def _get_value(found: re.Match[str], variables: Mapping[str, str | None]) -> str:
-    name = found["field"] or found["braced"] or found["bare"]
+def _get_value(match: re.Match[str], variables: Mapping[str, str | None]) -> str:
+    name = match["field"] or match["braced"] or match["bare"]
     value = variables.get(name)
-    if value is None and name not in variables and found["default"] is not None:
-        return found["default"]
-    return found[0] if value is None else value
+    if value is None and name not in variables and match["default"] is not None:
+        return match["default"]
+    return match[0] if value is None else value

@@ -58,7 +58,7 @@ class EngineContainer:
         container: The name of the container.
         path: The path of the container in the document.
         limits: The resource limits of the container.
-        uid: The container's user ID; None if the manifest does not set it.
+        user_id: The container's user ID; None if the manifest does not set it.
         is_hidden: Whether only a process with capabilities can inspect the engine.
         ``shm``: The mount at ``/dev/shm``; None if the container uses the pod's default.
         shares_device: Whether other containers may use the engine's devices.
@@ -76,7 +76,7 @@ class EngineContainer:
     port: int
     model: str
     limits: dict[str, Any]
-    uid: int | None
+    user_id: int | None
     is_hidden: bool
     shm: Object | None = None
     shares_device: bool = False
@@ -249,7 +249,7 @@ def find_engine(
         port=number,
         model=address.model,
         limits=limits,
-        uid=_find_uid(pod, container, location, path),
+        user_id=_find_user_id(pod, container, location, path),
         is_hidden=_is_hidden_from_supervisor(pod, container),
         shm=_find_shm_mount(container),
         shares_device=shares_device(requested, list_resource_claims(container), pod, annotations),
@@ -324,7 +324,7 @@ def _choose_container(
     )
 
 
-def _find_uid(pod: Object, container: Object, location: str, path: str) -> int | None:
+def _find_user_id(pod: Object, container: Object, location: str, path: str) -> int | None:
     for context, at in (
         (container.get("securityContext"), path),
         (pod.get("securityContext"), location),

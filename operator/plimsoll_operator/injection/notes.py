@@ -76,21 +76,21 @@ def _make_user_notes(
     engine: EngineContainer, options: InjectionOptions, is_known: bool
 ) -> list[str]:
     notes = []
-    if options.assigned_user and engine.uid is None:
+    if options.assigned_user and engine.user_id is None:
         notes.append(
             "the platform chooses runAsUser: if the supervisor and the engine get different users,"
             " the supervisor can neither read the engine's memory nor signal the engine"
         )
-    elif engine.uid is None and options.run_as_user is None:
+    elif engine.user_id is None and options.run_as_user is None:
         notes.append(
             "runAsUser is not set, so the supervisor runs as root, as do the images of vLLM and"
             " SGLang: if the engine's image has another user, set it with"
             f" {options.fields.run_as_user}; on OpenShift, use --platform openshift"
         )
-    if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
+    if None not in (engine.user_id, options.run_as_user) and engine.user_id != options.run_as_user:
         notes.append(
-            f"the engine runs as user {engine.uid} but the supervisor as {options.run_as_user}, "
-            "so the supervisor cannot inspect or signal the engine: omit "
+            f"the engine runs as user {engine.user_id} but the supervisor as {options.run_as_user},"
+            " so the supervisor cannot inspect or signal the engine: omit "
             f"{options.fields.run_as_user}"
         )
     elif engine.is_hidden and not is_known:

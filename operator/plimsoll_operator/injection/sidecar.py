@@ -76,7 +76,7 @@ def _make_container(
     mounts = [mount for mount in base["volumeMounts"] if mount["name"] not in unwanted]
     # The supervisor searches the engine's own shared memory for leftover files.
     shm = [engine.shm] if engine.shm is not None else []
-    uid = options.run_as_user if options.run_as_user is not None else engine.uid
+    uid = options.run_as_user if options.run_as_user is not None else engine.user_id
     security: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
     if uid is not None or not options.assigned_user:
         security |= {"runAsUser": uid or 0, "runAsNonRoot": bool(uid)}

@@ -35,7 +35,7 @@ MIN_RUN_FOR_FAILURE_RESET_S = 300.0
 """Seconds for which a task must run before its failure count is reset."""
 
 
-class Background:
+class BackgroundTasks:
     """Runner of the operator's background tasks that counts the failures of each task."""
 
     def __init__(

@@ -32,7 +32,7 @@ class LeadershipLostError(Exception):
 
 
 class Election:
-    """Leader election: call ``acquire``, then immediately ``keep``, and ``release`` at exit."""
+    """Leader election: call ``acquire``, then ``keep_renewing``, and ``release`` at exit."""
 
     # ``api`` must not wait when the server throttles its requests.
     def __init__(
@@ -76,7 +76,7 @@ class Election:
                 logged = holder
             await asyncio.sleep(self._intervals.retry * (1.0 + 0.2 * random.random()))
 
-    async def keep(self) -> None:
+    async def keep_renewing(self) -> None:
         """Renew the Lease until cancelled. Raises :class:`LeadershipLostError` if it is lost."""
         while self.is_leader():
             await asyncio.sleep(min(self._intervals.retry, self.get_remaining_s()))

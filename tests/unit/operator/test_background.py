@@ -17,7 +17,7 @@ from plimsoll_operator.runtime.background import (
     MAX_FAILURES,
     MAX_RETRY_DELAY_S,
     MIN_RUN_FOR_FAILURE_RESET_S,
-    Background,
+    BackgroundTasks,
 )
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.election import Election, LeadershipLostError
@@ -36,8 +36,8 @@ class Clock:
         await asyncio.sleep(0)
 
 
-def background(clock: Clock) -> Background:
-    return Background(clock.sleep, lambda: clock.now)
+def background(clock: Clock) -> BackgroundTasks:
+    return BackgroundTasks(clock.sleep, lambda: clock.now)
 
 
 def test_a_needed_part_is_tried_again_with_back_off_before_it_ends_the_operator() -> None:
@@ -126,7 +126,7 @@ def test_a_process_that_lost_its_lease_ends_although_something_hangs(
     monkeypatch.setattr(os, "_exit", ended.append)
 
     class Lost:
-        async def keep(self) -> None:
+        async def keep_renewing(self) -> None:
             raise LeadershipLostError("not renewed for 10 s")
 
     async def play() -> None:

@@ -194,7 +194,7 @@ def test_a_renewal_changes_neither_transitions_nor_the_time_of_acquisition() -> 
         await election.acquire()
         first = dict(server.spec)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(election.keep(), 100)
+            await asyncio.wait_for(election.keep_renewing(), 100)
         assert election.is_leader()
         assert len(server.writes) == 50
         for field in ("acquireTime", "leaseTransitions", "holderIdentity"):
@@ -217,7 +217,7 @@ def test_a_renewal_that_meets_somebody_elses_edit_is_made_again() -> None:
 
         server.status = status
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(election.keep(), 60)
+            await asyncio.wait_for(election.keep_renewing(), 60)
         assert election.is_leader()
 
     run(play())
@@ -300,7 +300,7 @@ def test_who_cannot_renew_ends_before_anybody_takes_over(
         began = clock()()
         TROUBLE[trouble](server)
         with pytest.raises(LeadershipLostError, match="not renewed for 10 s"):
-            await election.keep()
+            await election.keep_renewing()
         said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
         assert said
         assert all(one.partition("Lease: ")[2] for one in said), "each says why"
@@ -319,7 +319,7 @@ def test_a_renewal_counts_from_before_it_was_sent() -> None:
         assert clock()() == 4.5
         server.status = lambda _: 503
         with pytest.raises(LeadershipLostError):
-            await election.keep()
+            await election.keep_renewing()
         assert clock()() == pytest.approx(DEFAULT_INTERVALS.renew), (
             "the Lease is as old as the request"
         )
@@ -334,7 +334,7 @@ def test_who_sees_somebody_else_in_the_lease_ends_at_once() -> None:
         await election.acquire()
         server.write({"metadata": {}, "spec": OTHER})
         with pytest.raises(LeadershipLostError, match="held by other"):
-            await election.keep()
+            await election.keep_renewing()
         assert clock()() <= DEFAULT_INTERVALS.retry + 0.1
 
     run(play())
@@ -347,9 +347,9 @@ def test_keeping_it_in_two_parts_gives_no_time_away() -> None:
         await election.acquire()
         server.status = lambda _: 503
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(election.keep(), 6)
+            await asyncio.wait_for(election.keep_renewing(), 6)
         with pytest.raises(LeadershipLostError):
-            await election.keep()
+            await election.keep_renewing()
         assert clock()() == pytest.approx(DEFAULT_INTERVALS.renew)
 
     run(play())
@@ -412,7 +412,7 @@ def test_no_throttled_server_makes_two_leaders(seed: int, trouble: float) -> Non
                 election = elections[name] = server.election(name)
                 try:
                     await election.acquire()
-                    await asyncio.wait_for(election.keep(), chance.uniform(5.0, 120.0))
+                    await asyncio.wait_for(election.keep_renewing(), chance.uniform(5.0, 120.0))
                 except TimeoutError:
                     if chance.random() < 0.5:
                         await election.release()
