@@ -167,11 +167,9 @@ def sum_words(
     WORDS: tl.constexpr, WORD_ROWS: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
     TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum one row of 16-bit elements per program, sent in words.
-
-    A word has 64 bits and is written atomically. It contains two elements and the number of the
-    sum, so no signal has to wait for the writes.
-    """
+    """Sum one row of 16-bit elements per program, sent in words."""
+    # A word has 64 bits and is written atomically. It contains two elements and the number of the
+    # sum, so no signal has to wait for the writes.
     half = columns // 2
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -279,11 +277,9 @@ def sum_shared(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_WAIT: tl.constexpr,
     TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows per program. One rank sums each block, and sends the result to all others.
-
-    ``out`` is the result area of this rank's buffer. The first ``blocks`` programs send and sum.
-    Each later program waits for the results of ``BLOCKS_PER_WAIT`` blocks.
-    """
+    """Sum ``ROWS`` rows per program. One rank sums each block for all ranks."""
+    # ``out`` is the result area of this rank's buffer. The first ``blocks`` programs send and sum.
+    # Each later program waits for the results of ``BLOCKS_PER_WAIT`` blocks.
     block = tl.program_id(0)
     owner = block % RANKS
     row = block * ROWS + tl.arange(0, ROWS)[:, None]

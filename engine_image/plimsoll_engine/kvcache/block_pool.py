@@ -164,8 +164,8 @@ class BlockPool:
             )
         if self.num_free + self.num_used + self.num_cached != self.num_blocks:
             problems.append(
-                f"{self.num_free} free, {self.num_used} used and {self.num_cached} cached blocks "
-                f"do not add up to the pool's {self.num_blocks}"
+                f"the pool has {self.num_blocks} blocks, but {self.num_free} are free,"
+                f" {self.num_used} used and {self.num_cached} cached"
             )
         if len(set(self._free)) != len(self._free):
             problems.append("the list of free blocks contains a block twice")

@@ -186,8 +186,8 @@ class Offload:
         slots = [slot for key in self.stored if (slot := self.stored.get(key)) is not None]
         if sorted(slots + self._free) != list(range(self.slots)):
             problems.append(
-                f"{len(slots)} stored and {len(self._free)} free host blocks do not add up to "
-                f"the {self.slots} blocks of the buffer"
+                f"the host buffer has {self.slots} blocks, but {len(slots)} are stored and"
+                f" {len(self._free)} free"
             )
         moving = {key for transfer in self.transfers for key in transfer.keys}
         if self.stored.num_pinned != len(moving):

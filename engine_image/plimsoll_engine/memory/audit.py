@@ -75,7 +75,7 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
         return []
     held, known = len(outputs), len(cache.list_known_keys())
     return (
-        [f"no request runs, but {held} encoder outputs are in memory and {known} in the cache"]
+        [f"the engine is idle, but {held} encoder outputs are in memory, {known} in the cache"]
         if held or known
         else []
     )

@@ -16,7 +16,7 @@ from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 
 class CommandFailedError(RuntimeError):
-    """A command of rank 0 failed, and rank 0 waits for a reply if ``expects_reply``."""
+    """A command of rank 0 failed. If ``expects_reply``, rank 0 waits for a reply."""
 
     def __init__(self, message: str, expects_reply: bool) -> None:
         super().__init__(message)

@@ -208,7 +208,7 @@ class GrammarCompiler:
         job = _CompilationJob(next(self._numbers), grammar, list(output_ids), tenant)
         self._jobs[request_id] = self._queued[job.number] = job
         self._queue.add(job.number, tenant, len(grammar.text))
-        self._start_queued()
+        self._start_queued_jobs()
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the compilation for a request. Return False if there is none."""
@@ -219,7 +219,7 @@ class GrammarCompiler:
             self._queue.discard(job.number)
         else:
             job.trial.cancel()
-        self._collect_ended()
+        self._collect_ended_jobs()
         return True
 
     def collect_finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
@@ -234,7 +234,7 @@ class GrammarCompiler:
         wait(begun.values(), wait_s, FIRST_COMPLETED)
         done = [name for name, future in begun.items() if future.done()]
         outcomes = [(name, _get_job_outcome(self._jobs.pop(name))) for name in done]
-        self._collect_ended()
+        self._collect_ended_jobs()
         return outcomes
 
     def refuse_overdue(self, matcher: Matcher) -> GrammarError:
@@ -292,7 +292,7 @@ class GrammarCompiler:
         for job in self._in_progress.values():
             job.trial.cancel()
         self._end_threads()
-        self._collect_ended()
+        self._collect_ended_jobs()
         self.masks.close()
         self.flush()
         if self._trials is not None:
@@ -302,7 +302,7 @@ class GrammarCompiler:
 
     # ---- the queue
 
-    def _start_queued(self) -> None:
+    def _start_queued_jobs(self) -> None:
         while (number := self._queue.start_next()) is not None:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(MAX_COMPILATIONS, "grammar", _lower_priority)
@@ -319,12 +319,12 @@ class GrammarCompiler:
                 threading.stack_size(before)
             self._in_progress[number] = job
 
-    def _collect_ended(self) -> None:
+    def _collect_ended_jobs(self) -> None:
         for number, job in list(self._in_progress.items()):
             if job.future is not None and job.future.done():
                 del self._in_progress[number]
                 self._queue.finish(number, job.seconds)
-        self._start_queued()
+        self._start_queued_jobs()
         if not self._jobs and not self._in_progress:
             self._end_threads()  # they are idle, so this does not block
 

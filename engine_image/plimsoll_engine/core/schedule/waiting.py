@@ -129,7 +129,7 @@ class WaitingQueue:
         found = []
         places = [request.place for request in self._preempted]
         if None in places or any(r.place is not None for q in self._new.values() for r in q):
-            found.append("a new request has a place, or a preempted request has none")
+            found.append("a new request in the queue has a place, or a preempted request has none")
         if self._present.keys() != self.computed.keys():
             found.append(
                 f"{len(self.computed)} tenants have a token count, but {len(self._present)} have"
