@@ -42,7 +42,6 @@ MIN_TERMINAL_WIDTHS = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 1
 POLL_INTERVAL_S = 2.0
 MAX_LABEL_CHARS = 63
 INCIDENTS_PER_PROGRESS_REPORT = 500
-"""Number of incidents between two progress reports."""
 
 
 @dataclass(frozen=True)

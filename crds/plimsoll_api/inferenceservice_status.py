@@ -32,7 +32,6 @@ class ConditionType(StrEnum):
 
 
 MAX_STATUS_CONDITIONS = 32
-"""Maximum number of conditions in a status."""
 
 
 class Leaks(StrEnum):

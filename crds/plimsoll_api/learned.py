@@ -17,7 +17,6 @@ from plimsoll_api.growth import MAX_REPORTED_BYTES
 
 LEARNED_FILE = "learned.json"
 MAX_LEARNED_WORKLOADS = 100
-"""Maximum number of workloads in a file."""
 MAX_LEARNED_BYTES = 128 << 10
 """Maximum size of a file; a workload takes 300 bytes, or 700 with the longest possible names."""
 LEARNED_WINDOWS_H = (1, 6, 24)

@@ -67,7 +67,6 @@ UNREADY_REASONS = (UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART)
 it, or the engine restarts."""
 
 TOKEN_FILE = "admin-token"
-"""File in the run directory with the bearer token of the admin protocol."""
 
 SUPERVISOR_MODULE, ASK_MODULE = "plimsoll_sidecar.launcher", "plimsoll_sidecar.ask"
 """Modules in the supervisor's container: the supervisor, and the program that runs an action for
@@ -91,7 +90,6 @@ def compute_action_limit_s(drain_s: float) -> float:
 
 
 ENGINE_CONTAINER, SUPERVISOR_CONTAINER = "engine", "supervisor"
-"""Names of the containers in an InferenceService's pod."""
 
 ADMIN_PORT, METRICS_PORT, PROBE_PORT = 8001, 9464, 9465
 """Ports in the pod: the engine's admin protocol, the supervisor's metrics, and its probe."""

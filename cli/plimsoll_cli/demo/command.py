@@ -30,7 +30,6 @@ TRACE_FILE = "trace.jsonl.gz"
 
 
 DEMO_MANIFEST = Path(__file__).with_name("leaky.yaml")
-"""Default manifest of the demo."""
 
 
 def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:

@@ -31,7 +31,6 @@ MAX_REPLICAS_BYTES = 1 << 16
 """Maximum size of the annotation with a workload's pods; an object's annotations may have 256
 KiB."""
 MAX_ROLES_BYTES = MAX_REPLICAS_BYTES // 2
-"""Maximum size of the annotation with a graph's pods by role."""
 
 
 @dataclass(frozen=True)

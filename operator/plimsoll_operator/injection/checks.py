@@ -22,7 +22,6 @@ from plimsoll_operator.render.probe import PROBE_NAME as PROBE
 Object = dict[str, Any]
 
 SUPERVISOR_VOLUME_PREFIX = "plimsoll-"
-"""Name prefix of the supervisor's volumes in a pod of another workload."""
 SUPERVISOR_VOLUME_SOURCES: dict[str, Object] = {
     "run": {"emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
     "state": {"emptyDir": {"sizeLimit": "256Mi"}},

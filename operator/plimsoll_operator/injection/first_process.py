@@ -16,7 +16,6 @@ from plimsoll_operator.injection.options import OptionNames
 Object = dict[str, Any]
 
 _COMMAND_SEPARATOR_PATTERN = re.compile(r"[;&|\n(){}`]")
-"""Pattern for the separators of commands in a shell script."""
 _QUOTE_REMOVAL_TABLE = str.maketrans("", "", "\"'")
 _OWN_PID_PATTERN = r"(?:getpid\s*\(\s*\)|\b[pP]rocess\.pid|\${2,4}|\$\{?BASHPID\}?)[\"'\]]*"
 """Pattern for the caller's own process ID in Python, JavaScript, Ruby and shells."""
@@ -51,7 +50,6 @@ INIT_SYSTEM_IMAGE_PATTERN = re.compile(
 )
 """Pattern for images that start an init system by default: s6-overlay or systemd."""
 S6_VARIABLE_PREFIX = "S6_"
-"""Prefix of the environment variables of s6-overlay."""
 
 PROBE_FIELDS = ("startupProbe", "readinessProbe", "livenessProbe")
 HOOK_FIELDS = ("postStart", "preStop")

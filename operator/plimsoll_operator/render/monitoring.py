@@ -17,7 +17,6 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_operator.render import names
 
 RUNBOOKS_URL = "https://plimsoll.dev/runbooks"
-"""URL of the published ``docs/runbooks/``."""
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
 """Window classes. A budget belongs to the largest class that does not exceed its window, because
 PromQL requires literal ranges."""

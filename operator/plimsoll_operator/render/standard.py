@@ -31,7 +31,6 @@ ALLOWED_VOLUME_TYPES = frozenset(
         "secret",
     }
 )
-"""Volume types that the restricted standard allows."""
 
 ALLOWED_SYSCTLS = frozenset(
     {
@@ -55,7 +54,6 @@ ALLOWED_SELINUX_TYPES = frozenset(
     {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 )
 ALLOWED_PROFILE_TYPES = frozenset({"RuntimeDefault", "Localhost"})
-"""Types of seccomp and AppArmor profiles that the standard allows."""
 ALLOWED_CAPABILITY = "NET_BIND_SERVICE"
 
 ALLOWED_CONTAINERS_BY_VOLUME = {

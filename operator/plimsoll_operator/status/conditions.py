@@ -44,11 +44,9 @@ from plimsoll_operator.render import names
 
 MAX_MESSAGE_CHARS = 1024
 MAX_SLOW_LEAKS = 8
-"""Maximum number of slow leaks in a message."""
 NOT_READY_REASON = "ContainersNotReady"
 """Reason of ``EngineReady`` while the engine only needs more time."""
 NO_SUSPECT_REASON, SAME_LEAK_REASON = "NoSuspect", "SameLeakInMostReplicas"
-"""Reasons of ``SuspectRevision``."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.status.conditions import MAX_MESSAGE_CHARS, ConditionState
 
 MAX_QUOTED_CHARS = 700
-"""Maximum length of KEDA's text in a message."""
 PROMETHEUS_HINT = "install the Prometheus operator, or disable it in spec.observability"
 GATEWAY_HINT = "install the Gateway API with its Inference Extension, or remove spec.gateway"
 

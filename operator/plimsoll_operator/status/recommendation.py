@@ -11,7 +11,6 @@ from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
 from plimsoll_operator.kinds import Object
 
 MIN_CHANGE_INTERVAL_S = 3600.0
-"""Minimum time between two changes of the recommendation for the same revision."""
 
 
 def make_recommendation(
