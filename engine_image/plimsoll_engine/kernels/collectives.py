@@ -42,15 +42,11 @@ def exchange(
     BLOCK: tl.constexpr, VECTOR_ELEMENTS: tl.constexpr, TIMEOUT_NS: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Send ``x`` [count] to all ranks, and combine the received elements into ``out``.
-
-    ``KIND`` is "gather" (store the elements of rank r from ``r * stride`` on), "sum" (add in dtype
-    ``TOTAL``), "max" (keep the largest), or "first" (keep those of rank 0).
-
-    ``count`` is a multiple of ``VECTOR_ELEMENTS``. ``ARRIVED`` and ``PARTS`` are the byte offsets
-    of signals and parts in a :class:`plimsoll_engine.kernels.collective_buffer.BufferLayout`. A
-    part has ``PART`` elements. A kernel that waits ``TIMEOUT_NS`` traps; 0 means no limit.
-    """
+    """Send ``x`` [count] to all ranks, and combine the received elements into ``out``."""
+    # KIND is "gather" (store the elements of rank r from r * stride on), "sum" (add in dtype
+    # TOTAL), "max" (keep the largest), or "first" (keep those of rank 0). count is a multiple of
+    # VECTOR_ELEMENTS. ARRIVED and PARTS are offsets in bytes. A part has PART elements. A kernel
+    # that waits TIMEOUT_NS traps; 0 means no limit.
     block = tl.program_id(0)
     count = tl.multiple_of(count, VECTOR_ELEMENTS)
     at = block * BLOCK + tl.arange(0, BLOCK)

@@ -1,7 +1,7 @@
 """Multiply a few rows by a matrix in decode steps, fused with the operations that follow.
 
-This is memory-bound, so each program prefetches its matrix before it waits for the previous kernel.
-If several programs share a tile, the last one adds their sums in a fixed order.
+This is memory-bound, so each program prefetches a part of its matrix before it waits for the
+previous kernel. If several programs share a tile, the last one adds their sums in a fixed order.
 """
 
 from __future__ import annotations
