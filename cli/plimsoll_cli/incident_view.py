@@ -124,6 +124,6 @@ def format_incident(story: Story, width: int, ascii_only: bool = False) -> list[
 
 
 def format_step(start: str, step: StoryStep, width: int = 0) -> Text:
-    """Return a line of ``start``, the outcome of ``step`` in ``width`` columns, and its text."""
+    """Return one line: ``start``, the step's outcome in ``width`` columns, and its text."""
     outcome = (f"{step.outcome:<{width}}", STYLE_BY_STATE.get(step.outcome, ""))
     return Text.assemble("  ", start, outcome, "  " if step.text else "", step.text)

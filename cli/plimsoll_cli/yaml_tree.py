@@ -24,7 +24,7 @@ from plimsoll_cli.yaml_text import (
 )
 
 MAX_FILE_BYTES = 16 << 20
-"""Maximum size of a file, enough for 5,000 documents that are larger than most workloads."""
+"""Maximum size of a file, enough for 5,000 large workloads."""
 MAX_DOCUMENT_BYTES = 3 << 20
 """Maximum size of a document, as the API server's limit for requests."""
 MAX_NESTING_LEVELS = 100

@@ -19,8 +19,8 @@ _WORD_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 class OpenEnum(StrEnum):
     """Enumeration that later versions may extend.
 
-    A value that this version does not know is an instance, but not a member. Text that is not a
-    short plain word raises ValueError, or msgspec's error in a decoder.
+    A value of a later version becomes an instance that is not a member. Text that is not a short
+    plain word raises ValueError, or msgspec's error in a decoder.
     """
 
     @classmethod

@@ -1,7 +1,7 @@
 """Devices of pods, published for the pods' supervisors.
 
-The keys of the files contain the UID of a pod, because a StatefulSet reuses names. The names of
-devices come from drivers, so a file that exceeds a limit is ignored.
+The keys of the files contain the UID of a pod, because a StatefulSet reuses names. Drivers
+choose the names of devices, so the size of the files is limited.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def find_engine(target: str, port: int | None = None) -> SupervisedEngine:
 def find_engine_of_command(command: Sequence[str], port: int | None) -> SupervisedEngine:
     """Return the engine that ``command`` will start. Raises UsageError.
 
-    Without ``port``, it is that in the command's arguments, or the engine type's default.
+    Without ``port``, use the port in the command's arguments, or the engine type's default.
     """
     program = shutil.which(command[0])
     if program is None:

@@ -151,7 +151,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         return replace(plan, dropped_fields=tuple(lacking))
 
     def _find_workload(self, key: Key, service: InferenceService | None) -> Object | None:
-        """Return the workload that creates the service's pods; any one if the spec is invalid."""
+        """Return the workload that creates the pods; for an invalid spec, any of the service's."""
         if service is not None:
             return self._store.get(key, Ref(*get_workload_kind_and_name(service)))
         workloads = self._store.list_children(key, set(WORKLOAD_KINDS))

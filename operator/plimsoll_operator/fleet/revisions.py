@@ -132,7 +132,7 @@ def describe_same_leak(leak: str, leaking: int, replicas: int, revision: str, si
 def make_suspect_status(
     suspect: LeakingRevision | None, previous: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
-    """Return ``status.suspectRevision``, or None. Once suspect, ``update`` remains suspect."""
+    """Return ``status.suspectRevision``, or None. A suspect ``update`` remains suspect."""
     last: dict[str, Any] | None = previous.get("suspectRevision")
     if suspect is None:
         return last | {"action": action} if last and last.get("revision") == update else None

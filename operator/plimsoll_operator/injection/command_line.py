@@ -123,7 +123,7 @@ def _add_command(
 
 
 def _strip_wrappers(words: Sequence[str], line: CommandLine) -> list[str]:
-    """Return a command without shell keywords, wrappers and assignments, which ``line`` records."""
+    """Return a command without shell keywords and wrappers; move its variables to ``line``."""
     rest = list(words)
     while rest:
         if rest[0] in SHELL_KEYWORDS:

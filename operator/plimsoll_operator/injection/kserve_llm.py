@@ -56,7 +56,7 @@ PRESET_PORT, PRESET_DECODE_PORT = 8000, 8001
 """Ports of the engine in the presets. In a decode pod, a proxy listens on port 8000."""
 TLS_TEMPLATE = ".GlobalConfig.EnableTLS"
 SCHEME_TEMPLATE = f"{{{{ if {TLS_TEMPLATE} }}}}https{{{{ else }}}}http{{{{ end }}}}"
-"""Go template for the URL scheme; KServe renders it, as its presets do for TLS."""
+"""Go template for the URL scheme, with the field by which KServe's presets enable TLS."""
 MAX_LABEL_CHARS = 63
 
 

@@ -180,7 +180,7 @@ def find_engine_container(pod: Object, container: str) -> Object | None:
 
 
 def set_container_name_variable(pod: Object, container: str) -> None:
-    """Set the environment variable that tells the supervisor the container of a process."""
+    """Set the environment variable that tells the supervisor which container a process is in."""
     engine = find_engine_container(pod, container)
     if engine is not None:
         kept = [one for one in engine.get("env") or [] if one.get("name") != CONTAINER_ENV]
