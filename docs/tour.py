@@ -40,7 +40,9 @@ def main() -> int:
             shots.page(seen.supervisor, PICTURES / "page.png")
             shots.page(seen.supervisor, PICTURES / "page-dark.png", "dark")
             (incident,) = [
-                one for one in incidents.read_local_incidents(None, seen.run_dir) if one.story.ended
+                one
+                for one in incidents.read_local_incidents(None, seen.run_dir)
+                if one.story.has_ended
             ][:1]
             listed = command("incidents", seen)
             story = command("explain", seen, incident.name)

@@ -169,7 +169,7 @@ def format_lines(incident: IncidentView, width: int, ascii_only: bool = False) -
     if story.returned_bytes is not None:
         yield Text(f"\nFreed: {format_bytes(story.returned_bytes)}.", style="bold")
     if story.message:
-        yield Text(f"{'Result' if story.ended else 'Now'}: {story.message}")
+        yield Text(f"{'Result' if story.has_ended else 'Now'}: {story.message}")
     folders: dict[str, list[str]] = {}
     for file in story.diagnostics:
         folder, _, name = file.rpartition("/")
@@ -196,9 +196,9 @@ def print_story(incident: IncidentView, console: Console, ascii_only: bool) -> N
 
 
 def _format_evidence(story: Story) -> Iterator[Text]:
-    seen = story.seen
+    seen = story.attribution
     if seen.bytes and seen.bytes > 0:
-        grew = ", ".join([f"{format_bytes(seen.bytes)}{story.where}", *story.rates])
+        grew = ", ".join([f"{format_bytes(seen.bytes)}{story.location}", *story.rates])
         yield Text(f"\nGrew: {grew}.", style="bold")
         spent = (
             "" if story.spent_percent is None else f"Leak budget spent: {story.spent_percent} %. "

@@ -72,7 +72,7 @@ class IncidentFilter:
             (self.target is None or matches_target(incident, self.target))
             and self.phase in (None, incident.story.phase)
             and self.kind in (None, incident.spec.kind)
-            and not (self.open_only and incident.story.ended)
+            and not (self.open_only and incident.story.has_ended)
         )
 
 

@@ -66,7 +66,7 @@ class Story(NamedTuple):
     phase: str
     outcome: str | None
     opened_at: float
-    seen: IncidentAttribution
+    attribution: IncidentAttribution
     spent_percent: int | None
     steps: tuple[StoryStep, ...]
     returned_bytes: int | None
@@ -76,7 +76,7 @@ class Story(NamedTuple):
     ended_at: float | None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the incident is in a final phase."""
         return self.phase in ENDED_PHASES
 
@@ -86,25 +86,28 @@ class Story(NamedTuple):
         return f"{self.phase} ({self.outcome})" if self.outcome else self.phase
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Known location of the memory, such as `` in malloc_in_use of the worker in pod a``."""
-        seen = self.seen
-        text = f" in {seen.segment}" if seen.segment else ""
-        text += f" of the {seen.process}" if seen.process else ""
-        return text + (f" in pod {seen.pod}" if seen.pod else "")
+        attribution = self.attribution
+        text = f" in {attribution.segment}" if attribution.segment else ""
+        text += f" of the {attribution.process}" if attribution.process else ""
+        return text + (f" in pod {attribution.pod}" if attribution.pod else "")
 
     @property
     def rates(self) -> list[str]:
         """Growth rates, for example ``2.0 MiB an hour`` and ``90 B a request``."""
-        pace = (self.seen.bytes_per_hour, "an hour"), (self.seen.bytes_per_request, "a request")
+        pace = (
+            (self.attribution.bytes_per_hour, "an hour"),
+            (self.attribution.bytes_per_request, "a request"),
+        )
         return [f"{format_bytes(size)} {each}" for size, each in pace if size and size > 0]
 
     @property
     def headline(self) -> str:
         """Kind, location, growth and rates of the incident as one line."""
-        grown = self.seen.bytes
+        grown = self.attribution.bytes
         size = [format_bytes(grown)] if grown and grown > 0 else []
-        return ", ".join([f"{self.kind}{self.where}", *size, *self.rates])
+        return ", ".join([f"{self.kind}{self.location}", *size, *self.rates])
 
     @property
     def sentence(self) -> str:
@@ -144,7 +147,7 @@ def make_object_story(name: str, spec: LeakIncidentSpec, status: LeakIncidentSta
         phase=status.phase or IncidentPhase.OPEN,
         outcome=status.outcome,
         opened_at=opened,
-        seen=status.attribution or IncidentAttribution(),
+        attribution=status.attribution or IncidentAttribution(),
         spent_percent=(status.consumed_percent or 0) if spec.kind in BUDGETED_KINDS else None,
         steps=tuple(_make_step(step, opened) for step in status.timeline),
         returned_bytes=status.returned_bytes,

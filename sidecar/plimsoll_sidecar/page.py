@@ -275,9 +275,9 @@ def _render_incident(story: Story) -> str:
         for step in story.steps
     ]
     head = ("time", "step", "outcome", ">before", ">after", "message")
-    evidence = "".join(f"<li>{escape(text)}</li>" for text in story.seen.evidence)
+    evidence = "".join(f"<li>{escape(text)}</li>" for text in story.attribution.evidence)
     return (
-        f"<details{'' if story.ended else ' open'}><summary><span class='p p-{story.phase}'>"
+        f"<details{'' if story.has_ended else ' open'}><summary><span class='p p-{story.phase}'>"
         f"{escape(story.state)}</span> {opened} {escape(story.headline)}{back}"
         f"</summary><p><code>{escape(story.name)}</code></p><ul>{evidence}</ul>"
         f"{_render_table('Steps', head, steps) if steps else ''}</details>"

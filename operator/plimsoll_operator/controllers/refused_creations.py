@@ -40,7 +40,7 @@ MAX_CACHED_OWNERS = 256
 class _NamespaceEvents:
     tasks: list[asyncio.Task[None]]
     policies: set[Key] = field(default_factory=set)
-    read: list[tuple[RefusedCreation, Object]] = field(default_factory=list)
+    refusals: list[tuple[RefusedCreation, Object]] = field(default_factory=list)
     on_change: bool = True
 
 
@@ -75,12 +75,12 @@ class RefusedCreationWatch:
         if known.on_change:
             known.on_change = False
             try:
-                known.read = await self._read(key.namespace)
+                known.refusals = await self._read(key.namespace)
             except BaseException:
                 known.on_change = True
                 raise
         rejections, now = [], self._clock()
-        for refused, event in known.read:
+        for refused, event in known.refusals:
             if (
                 refused.reported_at < created
                 or compute_seconds_between(refused.reported_at, now) > REFUSAL_VALID_S

@@ -55,7 +55,7 @@ class _NamespacePods:
     policies: list[SupervisionPolicy]
     present: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Resource version and selecting policies of each selected pod."""
-    read: dict[Key, dict[str, _CachedPod]] = field(default_factory=dict)
+    summaries: dict[Key, dict[str, _CachedPod]] = field(default_factory=dict)
     listed: bool = False
 
 
@@ -118,27 +118,27 @@ class PolicyPods:
             await reflector.tried.wait()
         if not namespace_pods.listed and reflector.error:
             raise reflector.error
-        read = namespace_pods.read.setdefault(key, {})
+        summaries = namespace_pods.summaries.setdefault(key, {})
         present = {
             name: version
             for name, (version, names) in namespace_pods.present.items()
             if key.name in names
         }
-        for name in read.keys() - present.keys():
-            del read[name]
+        for name in summaries.keys() - present.keys():
+            del summaries[name]
         now = self._clock()
         stale = [
             name for name, version in present.items()
-            if name not in read or read[name].is_stale(version, now)
+            if name not in summaries or summaries[name].is_stale(version, now)
         ]  # fmt: skip
         kind = replace(POD, selector=policy.spec.selector.to_query(), page=PODS_PER_PAGE)
         for one in [""] if len(stale) > MAX_SINGLE_READS else stale:
-            read.pop(one, None)
+            summaries.pop(one, None)
             async for page, _ in self._api.list_pages(kind, key.namespace, one):
                 for pod in page:
-                    self._cache_pod(namespace_pods, read, policy, pod)
+                    self._cache_pod(namespace_pods, summaries, policy, pod)
                     await asyncio.sleep(0)  # let the webhook run, which shares this loop
-        pods = [read[name] for name in sorted(present) if name in read]
+        pods = [summaries[name] for name in sorted(present) if name in summaries]
         addresses = {
             one.pod.name: one.address for one in pods
             if one.address and one.pod.state is SupervisionState.SUPERVISED
@@ -148,7 +148,7 @@ class PolicyPods:
     def _cache_pod(
         self,
         namespace_pods: _NamespacePods,
-        read: dict[str, _CachedPod],
+        summaries: dict[str, _CachedPod],
         policy: SupervisionPolicy,
         pod: Object,
     ) -> None:
@@ -156,7 +156,7 @@ class PolicyPods:
         names = _list_selecting_policies(namespace_pods.policies, pod)
         if policy.metadata.name in names:
             summary = summarize_pod(pod, policy, names, self._images, now := self._clock())
-            read[meta["name"]] = _CachedPod(
+            summaries[meta["name"]] = _CachedPod(
                 meta["resourceVersion"], summary, find_address(pod), now
             )
 

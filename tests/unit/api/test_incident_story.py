@@ -86,7 +86,7 @@ def test_what_is_not_known_is_not_told(kind: IncidentKind) -> None:
 def test_an_object_without_a_status_is_open() -> None:
     spec = make_spec(LEAK, ServiceRef("qwen"), "qwen-0", "engine")
     story = make_object_story(LEAK.name, spec, LeakIncidentStatus())
-    assert (story.phase, story.ended, story.headline) == ("Open", False, "HostGrowth")
+    assert (story.phase, story.has_ended, story.headline) == ("Open", False, "HostGrowth")
 
 
 def test_a_time_that_is_none_ends_nothing() -> None:

@@ -187,7 +187,11 @@ def test_the_object_of_a_later_supervisor_is_shown_with_its_own_words() -> None:
     }  # fmt: skip
     status = {"phase": "Cooling", "outcome": "Migrated", "waitingReason": "PowerBudget"}
     view = make_view_from_object({"metadata": {"name": "i"}, "spec": spec, "status": status})
-    assert (view.spec.kind, view.story.phase, view.story.ended) == ("FileGrowth", "Cooling", False)
+    assert (view.spec.kind, view.story.phase, view.story.has_ended) == (
+        "FileGrowth",
+        "Cooling",
+        False,
+    )
     assert choose_next_step(view)
 
 
