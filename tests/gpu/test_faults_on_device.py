@@ -188,7 +188,6 @@ def test_a_scratch_buffer_for_every_shape(checkpoint: Path, tmp_path: Path) -> N
 
 
 def test_scratch_buffers_need_several_ranks(start: Start) -> None:
-    with pytest.raises(
-        InjectError, match="collective_scratch needs --tensor-parallel-size of at least 2"
-    ):
+    message = "collective_scratch in PLIMSOLL_INJECT needs --tensor-parallel-size of at least 2"
+    with pytest.raises(InjectError, match=message):
         start("collective_scratch")
