@@ -58,6 +58,7 @@ from plimsoll_engine.worker.parts import (
     GarbageCollectorSettings,
     Weights,
     create_context,
+    limit_hardware_queues,
 )
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,8 @@ class CoreLifecycle:
         with self._release_on_error(), ThreadPoolExecutor(1, "device") as executor:
             with self._time_stage("model_config"):
                 self.member.check_settings(self.config)
+                if not self.member.is_single_process:
+                    limit_hardware_queues()
                 device_future = executor.submit(
                     loader.choose_device, self.config.device, self.member.shard
                 )

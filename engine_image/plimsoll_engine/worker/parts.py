@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,8 @@ from plimsoll_engine.weights.mapping import WeightMapping
 
 # Full collections are rare, because they pause all streams.
 GC_THRESHOLDS = (20_000, 50, 1_000)
+# Number of hardware queues that the driver creates for each context.
+QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 class DeviceContext:
@@ -226,6 +229,16 @@ def has_used_torch_compile() -> bool:
     # Importing the compiler only to reset it would add 2 s to a restart.
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
+
+
+def limit_hardware_queues() -> None:
+    """Make the driver create one hardware queue per context. Keep a number that the user has set.
+
+    Call this before CUDA is initialised. By default, the driver creates several queues, and does so
+    for one process at a time. On four H200s, four contexts then take 0.6 s instead of 0.25 s. With
+    one queue, kernels of different streams do not overlap.
+    """
+    os.environ.setdefault(QUEUES_VARIABLE, "1")
 
 
 def create_context(device: torch.device) -> None:

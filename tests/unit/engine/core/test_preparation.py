@@ -5,6 +5,7 @@ Tests ``worker/lifecycle.py``, ``core/warmup.py`` and which layers load the kern
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from transformers import AutoConfig
 
 from plimsoll_engine.core import warmup
 from plimsoll_engine.core.execute import sampling
+from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.worker import lifecycle as lifecycle_module
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
+from plimsoll_engine.worker.parts import QUEUES_VARIABLE
 
 TIMEOUT_S = 30
 
@@ -74,6 +77,36 @@ def test_what_fails_in_the_other_thread_fails_here(
         lifecycle.prepare()
     assert helpers() == []
     assert lifecycle.measure_allocated_device_bytes() is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "users", "expected"), [(1, None, None), (2, None, "1"), (2, "4", "4")]
+)
+def test_ranks_have_one_hardware_queue_each_unless_the_user_says_otherwise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    users: str | None,
+    expected: str | None,
+) -> None:
+    """Seen when CUDA is initialised, since the driver reads the variable then."""
+    monkeypatch.setenv(QUEUES_VARIABLE, users or "0")
+    if users is None:
+        monkeypatch.delenv(QUEUES_VARIABLE)
+    seen = []
+
+    def choose(*_: object) -> None:
+        seen.append(os.environ.get(QUEUES_VARIABLE))
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(loader, "choose_device", choose)
+    leader = Leader(tmp_path, 1, ranks) if ranks > 1 else None
+    config = WorkerConfig("no such model", str(tmp_path), "unused", tensor_parallel_size=ranks)
+    with pytest.raises(Exception, match=r"lost|no such model"):
+        CoreLifecycle(config, ranks=leader).prepare()
+    if leader is not None:
+        leader.close()
+    assert seen == [expected]
 
 
 def test_a_sampled_step_is_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
