@@ -6,11 +6,11 @@
     python -m bench.restart --model ... -- --tensor-parallel-size 4
 
 Three parts, on one engine process with real HTTP clients: ``--restarts`` restarts while one stream
-runs (from the admin call to the first token that the new worker made, which is the one that ends
-the stream's longest pause after the preparation); ``--loaded`` restarts under ``--streams`` streams
-of ``--context`` prompt tokens each (the longest pause of every stream, and the tokens that the
-engine says it computed again); and starts of the whole engine from nothing to ready, each the
-second of two, so that weights are in the page cache and kernels are compiled. ``left_bytes`` is the
+runs (from the admin call to the first token that the new worker made; the stream's longest pause
+may end later, with the capture of a graph); ``--loaded`` restarts under ``--streams`` streams of
+``--context`` prompt tokens each (the longest pause of every stream, and the tokens that the engine
+says it computed again); and starts of the whole engine from nothing to ready, each the second of
+two, so that weights are in the page cache and kernels are compiled. ``left_bytes`` is the
 most that torch had allocated, on all ranks together, above its baseline after a worker had left;
 ``used_growth_mib`` how much more of any device was in use after the last restart than after the
 first, ``nvml_left_mib`` after the engine had ended than before it began. Figures of earlier runs
@@ -133,9 +133,13 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
             # While the successor prepares, two contexts share the GPU, and a step may take longer
             # than the pause between the workers.
             gap, ended = load.seen[0].gap(asked + steps["prepare_worker"])
-        print(f"restart {number}: {ended - asked:.3f} s", file=sys.stderr)
+            # The old worker's last token comes before the end of "stop_worker".
+            until_ready = ("prepare_worker", "stop_worker", "start_worker")
+            first = load.seen[0].first(asked + sum(steps[name] for name in until_ready))
+        print(f"restart {number}: {first - asked:.3f} s, {ended - asked:.3f} s", file=sys.stderr)
         found.append({
-            "first_token_s": round(ended - asked, 4), "gap_s": round(gap, 4), "steps_s": steps,
+            "first_token_s": round(first - asked, 4), "gap_s": round(gap, 4),
+            "gap_ended_s": round(ended - asked, 4), "steps_s": steps,
             "stop": next(s.get("detail") for s in operation["steps"] if s["name"] == "stop_worker"),
             "left_bytes": left_bytes(operation), "device_bytes": device_bytes(),
         })  # fmt: skip

@@ -35,6 +35,10 @@ class Stream:
         pairs = [(b - a, b) for a, b in zip(self.times, self.times[1:], strict=False) if b > since]
         return max(pairs, default=(0.0, since))
 
+    def first(self, since: float) -> float:
+        """When the first piece after ``since`` came."""
+        return min(time for time in self.times if time > since)
+
 
 async def stream(port: int, prompt: list[int], tokens: int, seen: Stream) -> None:
     """One completion; each piece's time goes to ``seen``. Ends early where it is cancelled."""
