@@ -140,11 +140,14 @@ class Standby:
 
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
         """Start a standby if one should exist, or update the memory of the existing one."""
+        may_start = self._not_before is not None and time.monotonic() >= self._not_before
+        is_due = self.is_wanted and may_start
         if self._includes_former_worker:
+            if is_due:
+                self._workers.dismiss_stopped()
             self._includes_former_worker = self._workers.has_stopped_worker
         elif self._preparing is None:
-            may_start = self._not_before is not None and time.monotonic() >= self._not_before
-            if self.is_wanted and may_start:
+            if is_due:
                 self._start(devices)
         else:
             self._memory.update(devices, self.prepared is not None)

@@ -46,6 +46,7 @@ class Processes:
         self.abandoned: list[WorkerHandle] = []
         self.error: str | None = None
         self.has_stopped_worker = False
+        self.dismissals = 0
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
@@ -67,6 +68,9 @@ class Processes:
             for rank in range(self.ranks)
         )
         handle.prepared.set_result(Prepared(handle.epoch.number, {}, memory, others))
+
+    def dismiss_stopped(self) -> None:
+        self.dismissals += self.has_stopped_worker
 
     async def kill_successor(self, handle: WorkerHandle) -> None:
         self.abandoned.append(handle)
@@ -146,6 +150,21 @@ def test_the_memory_of_the_former_worker_hides_no_standby() -> None:
         assert {entry.owner: entry.bytes for entry in one.list_ledger_entries()} == {
             "standby_worker_host": 300 << 20, "standby_worker_device": GIB,
         }  # fmt: skip
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("policy", [StandbyPolicy.ALWAYS, StandbyPolicy.ON_SUSPICION])
+def test_a_standby_that_is_due_does_not_wait_for_all_graphs(policy: StandbyPolicy) -> None:
+    """The former worker otherwise stays until they are captured, which takes seconds under load."""
+
+    async def run() -> None:
+        processes = Processes()
+        one = standby(processes, policy)
+        one.on_epoch_started()
+        processes.has_stopped_worker = True
+        one.on_report(devices(12 * GIB))
+        assert processes.dismissals == (policy is StandbyPolicy.ALWAYS), "nobody asked for one"
 
     asyncio.run(run())
 
