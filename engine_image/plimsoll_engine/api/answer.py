@@ -254,12 +254,12 @@ class GenerationResponse(Response):
             body["prompt_logprobs"] = self._choices[0].prompt_logprobs
         return msgspec.json.encode(body)
 
-    def _make_usage_body(self, sent: Sequence[int] | None = None) -> dict[str, object]:
+    def _make_usage_body(self, sent_tokens: Sequence[int] | None = None) -> dict[str, object]:
         if self.echo_only:
-            sent = [0] * len(self._sent)
+            sent_tokens = [0] * len(self._sent)
         return {
             "usage": make_usage_object(
-                self._batch.generations, self._batch.n, self.reasoning_end, sent
+                self._batch.generations, self._batch.n, self.reasoning_end, sent_tokens
             )
         }
 

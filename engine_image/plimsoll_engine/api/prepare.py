@@ -378,7 +378,8 @@ def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
     if values > max_values:
         raise ApiError(
             413,
-            f"the body has {values} commas and brackets, but the maximum is {max_values}",
+            f"the body has {values} commas and brackets, but the maximum is {max_values}: "
+            "send less in one request",
             code="body_too_complex",
         )
 
@@ -399,7 +400,7 @@ def _list_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
         return [ids]
     if ids:
         raise make_invalid_error(
-            "prompt contains token IDs and other prompts: send only one kind of prompt", "prompt"
+            "prompt mixes token IDs with texts or lists: send only one kind", "prompt"
         )
     return [one for one in prompt if not isinstance(one, int)]
 

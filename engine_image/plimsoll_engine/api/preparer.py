@@ -222,11 +222,11 @@ class Preparer:
         self._stop_process()
         if self._closed:
             raise PreparerLostError
-        ours, theirs = socket.socketpair()
-        with theirs:
+        frontend_end, process_end = socket.socketpair()
+        with process_end:
             command = [
                 sys.executable, "-m", "plimsoll_engine.api.preparer_process",
-                f"--fd={theirs.fileno()}", f"--parent={os.getpid()}",
+                f"--fd={process_end.fileno()}", f"--parent={os.getpid()}",
                 f"--model={self._engine.settings.model}",
                 f"--generation-config={self._engine.settings.api.generation_config}",
             ]  # fmt: skip
@@ -235,14 +235,14 @@ class Preparer:
             if (template := self._engine.settings.api.chat_template) is not None:
                 command.append(f"--chat-template={template}")
             try:
-                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+                self._process = subprocess.Popen(command, pass_fds=[process_end.fileno()])
             except OSError:  # the machine has no process left
-                ours.close()
+                frontend_end.close()
                 raise PreparerLostError from None
-        self._socket = ours
-        ours.settimeout(PROCESS_START_TIMEOUT_S)
+        self._socket = frontend_end
+        frontend_end.settimeout(PROCESS_START_TIMEOUT_S)
         try:
-            receive_message(ours)
+            receive_message(frontend_end)
         except (EOFError, OSError):
             self._stop_process()
             raise PreparerLostError from None

@@ -53,7 +53,7 @@ def main() -> None:
     flags = parser.parse_args()
     die_with_parent(flags.parent)
     tokenizer = Tokenizer(flags.model, flags.chat_template, flags.generation_config)
-    preparation = RequestPreparer(tokenizer, flags.image_token)
+    preparer = RequestPreparer(tokenizer, flags.image_token)
     gc.collect()
     gc.freeze()
     _limit_memory()
@@ -67,7 +67,7 @@ def main() -> None:
             except (EOFError, OSError):
                 return
             size = len(raw)
-            outcome = run_job(preparation, job, raw)
+            outcome = run_job(preparer, job, raw)
             del raw
             send_message(frontend, msgspec.msgpack.encode(outcome))
             del outcome
@@ -78,15 +78,15 @@ def main() -> None:
                     return
 
 
-def run_job(preparation: RequestPreparer, job: PreparationJob, raw: bytearray) -> Outcome:
+def run_job(preparer: RequestPreparer, job: PreparationJob, raw: bytearray) -> Outcome:
     """Run a job, and return its outcome: a refusal if it raises ApiError or MemoryError."""
     work: dict[str, Callable[[], Any]] = {
-        "completion": lambda: preparation.prepare_completion(raw, job.context),
-        "chat": lambda: preparation.prepare_chat(raw, job.context),
-        "chats": lambda: preparation.prepare_chats(raw, job.context),
-        "responses": lambda: preparation.prepare_responses(raw, job.context),
-        "tokenize": lambda: preparation.tokenize(raw, job.context),
-        "detokenize": lambda: preparation.detokenize(raw, job.context),
+        "completion": lambda: preparer.prepare_completion(raw, job.context),
+        "chat": lambda: preparer.prepare_chat(raw, job.context),
+        "chats": lambda: preparer.prepare_chats(raw, job.context),
+        "responses": lambda: preparer.prepare_responses(raw, job.context),
+        "tokenize": lambda: preparer.tokenize(raw, job.context),
+        "detokenize": lambda: preparer.detokenize(raw, job.context),
         "form": lambda: asyncio.run(forms.parse_form(raw, job.content_type)),
     }
     try:

@@ -48,11 +48,11 @@ class PromptLogprobs:
                 raise RequestFailedError(
                     "error", "the worker did not report all log probabilities of the prompt"
                 )
-            mine = choices[number : number + batch.n]
-            first = mine[0]
+            prompt_choices = choices[number : number + batch.n]
+            first = prompt_choices[0]
             length = len(first.echo) if isinstance(first, CompletionChoice) else 0
             entries, echo = await self._encode(generation.prompt_ids, scores, length)
-            for choice in mine:
+            for choice in prompt_choices:
                 choice.prompt_logprobs = entries
                 if isinstance(choice, CompletionChoice) and self.echo is not None:
                     choice.echo_logprobs = echo

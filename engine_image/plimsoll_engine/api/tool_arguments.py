@@ -113,10 +113,10 @@ class ArgumentEmitter:
         """
         begins, self._in_text = not self._in_text, not is_last
         piece = piece.removeprefix("\n") if begins and strips_line_breaks else piece
-        held = "\n" if strips_line_breaks and piece.endswith("\n") else ""
-        said = json.dumps(piece[: len(piece) - len(held)], ensure_ascii=False)
-        self.add_json(('"' if begins else "") + said[1:-1] + ('"' if is_last else ""))
-        return held
+        line_break = "\n" if strips_line_breaks and piece.endswith("\n") else ""
+        text = json.dumps(piece[: len(piece) - len(line_break)], ensure_ascii=False)
+        self.add_json(('"' if begins else "") + text[1:-1] + ('"' if is_last else ""))
+        return line_break
 
     def finish(self) -> None:
         """Emit the end of the call."""

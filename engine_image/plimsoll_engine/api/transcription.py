@@ -110,15 +110,17 @@ async def transcribe(
         min_tokens=1,
     )
     served = engine.settings.served_model_name
-    made = Batch(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
+    window_batch = Batch(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
     admission, text = Admission(tenant=tenant), tokenizer.create_detokenizer_factory(ids)
     for number, (_, window) in enumerate(windows):
         media = [window.to_media(0, processor.placeholders, processor.tokens)]
-        name = f"{made.request_id}-{number}"
-        made.generations.append(
-            Generation(name, ids, params, text(), StopRules(), admission, made.wake, media)
+        name = f"{window_batch.request_id}-{number}"
+        window_batch.generations.append(
+            Generation(name, ids, params, text(), StopRules(), admission, window_batch.wake, media)
         )
-    return TranscriptionResponse(engine, made, [seconds for seconds, _ in windows], language, kind)
+    return TranscriptionResponse(
+        engine, window_batch, [seconds for seconds, _ in windows], language, kind
+    )
 
 
 def _parse_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, str, float]:

@@ -118,8 +118,8 @@ class LruCache(Generic[K, V]):
         return self._data.pop(key)
 
     def _compute_evictable_size(self, excluded_key: K) -> int:
-        kept = sum(self._sizes[key] for key in self._pins if key != excluded_key)
-        return self.used - kept - self._sizes.get(excluded_key, 0)
+        pinned_size = sum(self._sizes[key] for key in self._pins if key != excluded_key)
+        return self.used - pinned_size - self._sizes.get(excluded_key, 0)
 
     def find_problems(self) -> list[str]:
         """Return an audit message for each inconsistency in this cache."""

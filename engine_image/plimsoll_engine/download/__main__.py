@@ -51,11 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PID",
         help="PID of a process; the download exits when the process exits",
     )
-    given = parser.parse_args(arguments)
-    if given.s3 and given.to is None:
+    flags = parser.parse_args(arguments)
+    if flags.s3 and flags.to is None:
         parser.error("--s3 requires --to: add a directory to download to")
-    if given.parent is not None:
-        die_with_parent(given.parent)
+    if flags.parent is not None:
+        die_with_parent(flags.parent)
     # Loggers of libraries log each HTTP request.
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     log.setLevel(logging.INFO)
@@ -65,25 +65,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ.setdefault("SSL_CERT_FILE", file)
     try:
         # Import only what is needed: the hub's client takes a second.
-        if given.s3:
+        if flags.s3:
             from plimsoll_engine.download import s3
 
-            version = s3.download(given.s3, given.to)
+            version = s3.download(flags.s3, flags.to)
         else:
             from plimsoll_engine.download import hub
 
             hub.limit_buffers(os.environ, measure_host_headroom())
-            if given.to is None:
-                log.info("%s", hub.download_to_cache(given.repository, given.revision))
+            if flags.to is None:
+                log.info("%s", hub.download_to_cache(flags.repository, flags.revision))
                 return 0
-            version = hub.download(given.repository, given.revision, given.to)
+            version = hub.download(flags.repository, flags.revision, flags.to)
     except DownloadError as error:
         log.error("%s", error)
         return 1
     except OSError as error:
-        log.error("%s", make_unwritable_error(given.to or "the hub's cache (HF_HOME)", error))
+        log.error("%s", make_unwritable_error(flags.to or "the hub's cache (HF_HOME)", error))
         return 1
-    log.info("the checkpoint %s@%s is in %s", given.s3 or given.repository, version, given.to)
+    log.info("the checkpoint %s@%s is in %s", flags.s3 or flags.repository, version, flags.to)
     return 0
 
 

@@ -61,7 +61,9 @@ def make_unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
     else:
         action = "use a directory that is writable for this user"
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return DownloadError(f"cannot write to {folder}: {reason}: {action}; start again to resume")
+    return DownloadError(
+        f"cannot write to {folder}: {reason}; {action}, then start again to resume"
+    )
 
 
 def is_disk_error(error: BaseException) -> TypeGuard[OSError]:

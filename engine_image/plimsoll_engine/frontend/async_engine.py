@@ -331,19 +331,19 @@ class AsyncEngine:
             ):
                 self._resolve_reply(reply_id, message)
 
-    def _on_adapter_loaded(self, answer: worker_ipc.AdapterLoadResult) -> None:
-        if self._counts.adapters is not None and answer.error is None:
+    def _on_adapter_loaded(self, result: worker_ipc.AdapterLoadResult) -> None:
+        if self._counts.adapters is not None and result.error is None:
             self._counts.adapters += 1
-        if (adapter := self.adapters.handle_load_result(answer)) is None:
+        if (adapter := self.adapters.handle_load_result(result)) is None:
             return
         log.error(
             "the new worker could not load an adapter",
-            extra={"adapter": adapter.name, "reason": answer.error},
+            extra={"adapter": adapter.name, "reason": result.error},
         )
         if adapter.required:
             self.fail(
                 f"cannot load the adapter {adapter.name}={adapter.path} of --lora-modules: "
-                f"{answer.error}"
+                f"{result.error}"
             )
 
     def _has_client(self, request_id: str) -> bool:
@@ -357,18 +357,18 @@ class AsyncEngine:
 
     def _find_current_request(
         self,
-        answer: (
+        message: (
             worker_ipc.Token
             | worker_ipc.PromptScores
             | worker_ipc.RequestFailure
             | worker_ipc.MissingMedia
         ),
     ) -> Generation | None:
-        # An answer is outdated if its request was released, parked or submitted again meanwhile.
-        generation = self.requests.get(answer.request_id)
+        # A message is outdated if its request was released, parked or submitted again meanwhile.
+        generation = self.requests.get(message.request_id)
         if generation is None or not generation.with_worker or generation.is_done:
             return None
-        return generation if answer.attempt == generation.attempt else None
+        return generation if message.attempt == generation.attempt else None
 
     def _handle_tokens(self, tokens: list[worker_ipc.Token]) -> None:
         now = time.monotonic()

@@ -55,13 +55,13 @@ class Operations:
 
     def __init__(self, epochs: Epochs) -> None:
         self._epochs = epochs
-        self._known: dict[str, Operation] = {}
+        self._operations: dict[str, Operation] = {}
         self._task: asyncio.Task[None] | None = None
         self.current: Operation | None = None
 
     def get(self, operation_id: str) -> Operation | None:
         """Return the operation ``operation_id``; None if it is unknown or no longer stored."""
-        return self._known.get(operation_id)
+        return self._operations.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
         """Start an operation, or return the operation that already has this ID.
@@ -69,7 +69,7 @@ class Operations:
         Raises StaleEpochError, OperationConflictError, and ValueError if ``expected_epoch`` is
         malformed.
         """
-        known = self._known.get(operation_id)
+        known = self._operations.get(operation_id)
         if known is not None:
             if known.kind != kind:
                 raise OperationConflictError(
@@ -90,9 +90,9 @@ class Operations:
             epoch_before=str(self._epochs.current),
             started_at=time.time(),
         )
-        self._known[operation_id] = operation
-        while len(self._known) > MAX_STORED_OPERATIONS:
-            del self._known[next(iter(self._known))]
+        self._operations[operation_id] = operation
+        while len(self._operations) > MAX_STORED_OPERATIONS:
+            del self._operations[next(iter(self._operations))]
         self.current = operation
         log.info("operation started", extra={"operation": operation_id, "kind": kind})
         self._task = asyncio.create_task(

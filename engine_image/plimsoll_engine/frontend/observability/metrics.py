@@ -196,9 +196,9 @@ class Metrics:
         """Count the prompt tokens of an admitted request."""
         self._prompt_tokens.inc(len(generation.prompt_ids))
 
-    def observe_queue_time(self, started: FirstTokenStatistics) -> None:
+    def observe_queue_time(self, statistics: FirstTokenStatistics) -> None:
         """Observe the queue time of a request."""
-        self._queue.observe(started.queued_s)
+        self._queue.observe(statistics.queued_s)
 
     def observe_token(self, generation: Generation, now: float) -> None:
         """Observe the time to the first token, or the latency of a later token.

@@ -55,7 +55,7 @@ class AdapterRegistry:
     def __init__(self, max_adapters: int, modules: Mapping[str, LoraModule]) -> None:
         self._max_adapters = max_adapters
         self._last = 0
-        self._known: dict[int, RegisteredAdapter] = {}
+        self._adapters: dict[int, RegisteredAdapter] = {}
         for name, module in modules.items():
             adapter = self.create(name, Path(module.path))
             adapter.required, adapter.parent = True, module.base_model_name
@@ -67,10 +67,10 @@ class AdapterRegistry:
             raise AdapterRefusedError(
                 f"the adapter {name!r} is already loaded: unload it first", "lora_name"
             )
-        if len(self._known) >= self._max_adapters:
+        if len(self._adapters) >= self._max_adapters:
             raise AdapterRefusedError(
-                f"{len(self._known)} adapters are loaded or still used by requests, which is the "
-                f"limit of --max-loras {self._max_adapters}: unload one first",
+                f"{len(self._adapters)} adapters are loaded or still used by requests, which is "
+                f"the limit of --max-loras {self._max_adapters}: unload one first",
                 "lora_name",
             )
         self._last += 1
@@ -78,7 +78,7 @@ class AdapterRegistry:
 
     def add(self, adapter: RegisteredAdapter) -> None:
         """Register an adapter that the worker has loaded."""
-        self._known[adapter.number] = adapter
+        self._adapters[adapter.number] = adapter
 
     def find(self, name: str) -> RegisteredAdapter | None:
         """Return the visible adapter ``name``; None if there is none."""
@@ -86,11 +86,11 @@ class AdapterRegistry:
 
     def list_visible(self) -> list[RegisteredAdapter]:
         """Return the adapters that new requests can name, oldest first."""
-        return [adapter for adapter in self._known.values() if adapter.is_visible]
+        return [adapter for adapter in self._adapters.values() if adapter.is_visible]
 
     def list_for_worker(self) -> list[RegisteredAdapter]:
         """Return the adapters that a new worker must load, oldest first."""
-        return list(self._known.values())
+        return list(self._adapters.values())
 
     def add_user(self, adapter: RegisteredAdapter | None) -> None:
         """Count an admitted request as a user of ``adapter``, if it uses one."""
@@ -116,19 +116,19 @@ class AdapterRegistry:
         return self._unregister_unused(adapter)
 
     def _unregister_unused(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
-        if adapter.is_visible or adapter.users or self._known.pop(adapter.number, None) is None:
+        if adapter.is_visible or adapter.users or self._adapters.pop(adapter.number, None) is None:
             return None
         return worker_ipc.UnloadAdapter(adapter.number)
 
-    def handle_load_result(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
+    def handle_load_result(self, result: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
         """Handle a worker's reply. Unregister and return the adapter if it failed to load."""
-        adapter = self._known.get(answer.number)
+        adapter = self._adapters.get(result.number)
         if adapter is None:
             return None
-        if answer.error is None:
+        if result.error is None:
             adapter.required = False
             return None
-        del self._known[adapter.number]
+        del self._adapters[adapter.number]
         adapter.is_visible = False
         return adapter
 
@@ -143,6 +143,6 @@ class AdapterRegistry:
         return [
             f"adapter {a.name} has {a.users} registered users, but {counted.get(a, 0)} requests "
             "use it"
-            for a in self._known.values()
+            for a in self._adapters.values()
             if a.users != counted.get(a, 0) or not (a.is_visible or a.users)
         ]

@@ -109,7 +109,7 @@ class StopMatcher:
         self._include = include_stop
         self._held = ""
         # Stop string that ended the text; None if there was none so far.
-        self.found: str | None = None
+        self.matched_stop: str | None = None
 
     @property
     def held_text(self) -> str:
@@ -124,8 +124,8 @@ class StopMatcher:
         matches = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
             self._held = ""
-            start, self.found = min(matches, key=lambda match: match[0])
-            return text[: start + len(self.found) if self._include else start], True
+            start, self.matched_stop = min(matches, key=lambda match: match[0])
+            return text[: start + len(self.matched_stop) if self._include else start], True
         keep = max(find_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

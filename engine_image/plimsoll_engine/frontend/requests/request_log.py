@@ -238,7 +238,7 @@ class Generation:
         self.finish_reason = "stop" if stopped else finish_reason
         self._shown += len(piece)
         if stopped:
-            self.stop_reason = self._stops.found
+            self.stop_reason = self._stops.matched_stop
             self._logprobs = [
                 entry
                 if entry.offset < self._shown

@@ -101,16 +101,16 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._waiting: deque[Generation] = deque()
-        self._tried: Generation | None = None
+        self._running_suspect: Generation | None = None
 
-    def count_loss(self, unfinished: Sequence[Generation]) -> None:
+    def count_loss(self, generations: Sequence[Generation]) -> None:
         """Count a lost worker for each request that it ran, and fail the suspected request."""
-        tried, self._tried = self._tried, None
-        for generation in unfinished:
+        suspect, self._running_suspect = self._running_suspect, None
+        for generation in generations:
             if not generation.with_worker:
                 continue
             generation.losses += 1
-            if generation is tried:
+            if generation is suspect:
                 generation.fail(
                     RequestFailedError(
                         "error",
@@ -122,19 +122,17 @@ class Quarantine:
         """Remove a request that has ended."""
         if generation in self._waiting:
             self._waiting.remove(generation)
-        if generation is self._tried:
-            self._tried = None
+        if generation is self._running_suspect:
+            self._running_suspect = None
 
-    def queue_suspects(self, carried_over: Sequence[Generation]) -> list[Generation]:
-        """Queue the suspected requests in ``carried_over``, and return the others."""
+    def queue_suspects(self, generations: Sequence[Generation]) -> list[Generation]:
+        """Queue the suspected requests in ``generations``, and return the others."""
         suspects = [
-            generation
-            for generation in carried_over
-            if generation.losses >= CRASHES_UNTIL_SUSPECTED
+            generation for generation in generations if generation.losses >= CRASHES_UNTIL_SUSPECTED
         ]
         self._waiting = deque(suspects)
         return [
-            generation for generation in carried_over if generation.losses < CRASHES_UNTIL_SUSPECTED
+            generation for generation in generations if generation.losses < CRASHES_UNTIL_SUSPECTED
         ]
 
     def get_next_suspect(self) -> Generation | None:
@@ -142,14 +140,14 @@ class Quarantine:
 
         Return None if no request is suspected, or if a suspected request is still running.
         """
-        tried = self._tried
-        if tried is not None and tried.with_worker and tried.losses and not tried.is_done:
+        suspect = self._running_suspect
+        if suspect is not None and suspect.with_worker and suspect.losses and not suspect.is_done:
             return None
-        self._tried = None
+        self._running_suspect = None
         while self._waiting:
             generation = self._waiting.popleft()
             if not (generation.is_done or generation.parked or generation.with_worker):
-                self._tried = generation
+                self._running_suspect = generation
                 return generation
         return None
 

@@ -233,11 +233,11 @@ class Standby:
         self._not_before = 0.0
         return preparing
 
-    async def _watch(self, preparing: asyncio.Task[WorkerHandle]) -> None:
+    async def _watch(self, preparation: asyncio.Task[WorkerHandle]) -> None:
         # Waits for the exit, and decides when the next standby may start.
         self._crashes.mark_serving()
         try:
-            handle = await asyncio.shield(preparing)
+            handle = await asyncio.shield(preparation)
             self.error = None
             log.info("standby worker prepared", extra={"epoch": str(handle.epoch)})
             await handle.exited.wait()

@@ -86,10 +86,10 @@ class WorkerProcesses:
         self._weight_server: _WeightServer | None = None
         self._weight_servers = 0
         # Workers that have not been reaped, by epoch number.
-        self._living: dict[int, WorkerHandle] = {}
+        self._live: dict[int, WorkerHandle] = {}
         self._serving: WorkerHandle | None = None
         # Dismissed workers that have not exited yet, with the tasks that wait for the exit.
-        self._leaving: dict[WorkerHandle, asyncio.Task[None]] = {}
+        self._dismissed: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._socket = WorkerSocket(Path(config.socket))
         self.starts = 0
 
@@ -166,7 +166,7 @@ class WorkerProcesses:
         """
         self.dismiss_stopped()  # no more than two workers have contexts on the devices
         number = worker.epoch.number
-        self._living[number] = worker
+        self._live[number] = worker
         deadline = time.monotonic() + timeout_s
         try:
             zygote = await self._ensure_zygote(deadline)
@@ -201,7 +201,7 @@ class WorkerProcesses:
         worker.finish_forking()
         await self._kill(worker)
         if not worker.live_pids:
-            self._living.pop(worker.epoch.number, None)
+            self._live.pop(worker.epoch.number, None)
 
     async def take_over(
         self,
@@ -237,21 +237,21 @@ class WorkerProcesses:
 
         Driver calls of other processes wait while the driver destroys the CUDA contexts.
         """
-        for worker in self._living.values():
-            is_leaving = worker in self._leaving or worker.exited.is_set()
-            if worker.stopped.done() and not is_leaving:
+        for worker in self._live.values():
+            is_exiting = worker in self._dismissed or worker.exited.is_set()
+            if worker.stopped.done() and not is_exiting:
                 worker.dismiss()
-                leaving = asyncio.create_task(self._await_exit(worker), name="worker leaving")
-                self._leaving[worker] = leaving
-                leaving.add_done_callback(partial(self._forget_leaving, worker))
+                exit_task = asyncio.create_task(self._await_exit(worker), name="worker exit")
+                self._dismissed[worker] = exit_task
+                exit_task.add_done_callback(partial(self._forget_dismissed, worker))
 
     @property
     def has_stopped_worker(self) -> bool:
         """Whether a worker that has sent its final message has not exited yet."""
-        return any(worker.stopped.done() for worker in self._living.values())
+        return any(worker.stopped.done() for worker in self._live.values())
 
-    def _forget_leaving(self, worker: WorkerHandle, _: asyncio.Task[None]) -> None:
-        del self._leaving[worker]
+    def _forget_dismissed(self, worker: WorkerHandle, _: asyncio.Task[None]) -> None:
+        del self._dismissed[worker]
 
     async def kill_successor(self, worker: WorkerHandle) -> None:
         """Kill a successor that is no longer needed."""
@@ -268,7 +268,7 @@ class WorkerProcesses:
 
         The caller must have asked the workers to stop.
         """
-        for worker in list(self._living.values()):
+        for worker in list(self._live.values()):
             worker.dismiss()
             if not await wait_with_timeout(worker.exited.wait(), EXIT_GRACE_S):
                 await self._kill(worker)
@@ -291,8 +291,8 @@ class WorkerProcesses:
 
     async def close(self) -> None:
         """End all processes of the engine."""
-        for leaving in self._leaving.values():
-            leaving.cancel()
+        for exit_task in self._dismissed.values():
+            exit_task.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
         await self._socket.close()
@@ -303,7 +303,7 @@ class WorkerProcesses:
         if self._zygote is not None:
             await self._zygote.close()
             self._zygote = None
-        for worker in self._living.values():
+        for worker in self._live.values():
             worker.remove_files()
 
     # ---- steps
@@ -410,12 +410,12 @@ class WorkerProcesses:
         if message.role is Role.WEIGHT_SERVER:
             self._on_weight_server_exit(message)
             return
-        worker = self._living.get(message.number)
+        worker = self._live.get(message.number)
         if worker is None:
             return
         worker.on_rank_exit(message)
         if worker.exited.is_set():
-            self._living.pop(message.number, None)
+            self._live.pop(message.number, None)
             self._socket.forget(worker.link)
             asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_unknown_children)
 
@@ -432,7 +432,7 @@ class WorkerProcesses:
                 "weights are lost",
                 extra={"reason": describe_exit(message)},
             )
-            for worker in list(self._living.values()):
+            for worker in list(self._live.values()):
                 worker.kill_without_grace(reason)
 
     def _on_zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
@@ -461,7 +461,7 @@ class WorkerProcesses:
     def _watch_orphans(self) -> None:
         if (server := self._weight_server) is not None:
             self._orphans.watch(server.number, server.pid, Role.WEIGHT_SERVER)
-        for number, worker in list(self._living.items()):
+        for number, worker in list(self._live.items()):
             for rank, pid in enumerate(worker.pids):
                 if pid in worker.live_pids:
                     self._orphans.watch(number, pid, Role.WORKER, rank)
@@ -470,7 +470,7 @@ class WorkerProcesses:
         if self._zygote_starts.locked():  # the PID of a starting zygote is not known here yet
             asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_unknown_children)
             return
-        known = {pid for worker in self._living.values() for pid in worker.live_pids}
+        known = {pid for worker in self._live.values() for pid in worker.live_pids}
         known |= {pid for pid in (self.weight_server_pid, self.zygote_pid) if pid is not None}
         reap_unknown_children(known)
 
@@ -478,7 +478,7 @@ class WorkerProcesses:
         if self._weight_server is not None:
             self._weight_server.exited.set()
             self._weight_server = None
-        living, self._living = self._living, {}
+        living, self._live = self._live, {}
         for worker in living.values():
             worker.on_exit(reason)
             self._socket.forget(worker.link)

@@ -82,14 +82,14 @@ class Rig:
         monkeypatch.setattr(worker_handle, "SIGKILL_GRACE_S", 0.01)
 
     def _signal(self, pid: int, _number: int) -> bool:
-        for number, worker in list(self.processes._living.items()):
+        for number, worker in list(self.processes._live.items()):
             if self.dies and pid in worker.live_pids:
                 self.processes._on_process_exit(Exited(number, pid, -9))
         return True
 
     async def serve(self) -> WorkerHandle:
         worker = self.processes.create_successor()
-        self.processes._living[worker.epoch.number] = worker
+        self.processes._live[worker.epoch.number] = worker
         worker.pids += [PID + 90 + rank for rank in range(self.processes.ranks)]
         self.processes._set_serving(worker)
         worker.ready.set_result(
@@ -116,7 +116,7 @@ def test_a_standby_that_cannot_be_forked_costs_the_standby(
             await rig.processes.prepare(standby, 5.0)
         assert not serving.is_lost
         assert rig.lost == []
-        assert list(rig.processes._living.values()) == [serving]
+        assert list(rig.processes._live.values()) == [serving]
         assert not rig.zygote.closed
         assert rig.zygote.killed == isinstance(error, ZygoteLostError), (
             "one that hangs is replaced alone"
@@ -163,14 +163,14 @@ def test_a_successor_that_cannot_be_reaped_leaves_the_serving_worker_alone(
         rig = Rig(tmp_path, 1, monkeypatch)
         serving = await rig.serve()
         stuck = rig.processes.create_successor()
-        rig.processes._living[stuck.epoch.number] = stuck
+        rig.processes._live[stuck.epoch.number] = stuck
         stuck.pids.append(PID + 5)
         rig.dies = False
         await rig.processes.kill_successor(stuck)
         assert not rig.zygote.closed
         assert not serving.is_lost
         rig.processes._on_process_exit(Exited(stuck.epoch.number, PID + 5, -9))
-        assert list(rig.processes._living.values()) == [serving]
+        assert list(rig.processes._live.values()) == [serving]
 
     asyncio.run(run())
 
