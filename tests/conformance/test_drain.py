@@ -126,7 +126,7 @@ def test_streams_beyond_the_deadline_are_cut(rig: Rig, record: Record) -> None:
     deadline = f"--deadline={SHORT_S:.0f}"
     answer = ask(rig, "drain", "--expected-epoch=current", deadline)
     assert answer.outcome == "Succeeded", answer
-    assert f"requests that are still running: {STREAMS}" in answer.message
+    assert f"{STREAMS} requests are still running" in answer.message
     answer = ask(rig, "restart", "--expected-epoch=current", deadline)
     assert answer.outcome == "Succeeded", answer
     for thread in threads:

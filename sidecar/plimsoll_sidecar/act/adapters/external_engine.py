@@ -369,9 +369,8 @@ class ExternalEngine(OwnedEngine):
             time.sleep(POLL_INTERVAL_S)
         left = self._count_requests() if quiet < MIN_IDLE_POLLS else 0
         if left != 0:
-            return (
-                f"number of requests that are still running: {'unknown' if left is None else left}"
-            )
+            count = "an unknown number of" if left is None else left
+            return f"{count} requests are still running"
         lease_s = self._info.kv_lease_s
         if lease_s is None:
             return "idle"
