@@ -264,7 +264,7 @@ class WorkerProcesses:
             await self._kill(worker)
 
     async def drop_weights(self) -> None:
-        """Stop the weight server after all workers, so that the next worker loads the weights anew.
+        """Stop the weight server after all workers, so that the next worker reads the checkpoint.
 
         The caller must have asked the workers to stop.
         """
