@@ -47,6 +47,9 @@ class Workers:
         if isinstance(message, worker_ipc.CarryOverComplete):
             self.engine._handle_message(worker_ipc.AdoptionResult(message.query_id, [], {}))
 
+    def dismiss_stopped(self) -> None:
+        """No worker here waits for its dismissal."""
+
     def create_successor(self) -> WorkerHandle:
         handle = WorkerHandle(
             self.engine.epochs.reserve(), "/nonexistent", 1 << 20, 1, lambda *_: None, self.lost
