@@ -16,7 +16,6 @@ from docs.tools.blocks import ROOT
 RESULTS = sorted((ROOT / "research" / "bench" / "results").glob("*.json"))
 OLD = {
     "conformance": "some rows need SGLang of then, or a GPU",
-    "detection-trade-off": "some hours of two cores",
     "real-engines": "two days of vLLM and SGLang on the CPU",
     "real-engines-h200": "an H200",
 }
