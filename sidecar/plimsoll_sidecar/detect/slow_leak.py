@@ -85,13 +85,9 @@ class Drift:
     span_s: float
     fading: float
 
-    def compute_lower_bound(self, t: float) -> float:
-        """Return the lower confidence bound for the quantile ``t``, in bytes per second."""
-        return self.bytes_per_s - t * self.error
-
-    def compute_upper_bound(self, t: float) -> float:
-        """Return the upper confidence bound for the quantile ``t``, in bytes per second."""
-        return self.bytes_per_s + t * self.error
+    def compute_bound(self, quantile: float) -> float:
+        """Return the confidence bound for ``quantile``, below the pace if it is negative."""
+        return self.bytes_per_s + quantile * self.error
 
     @property
     def t_statistic(self) -> float:
@@ -209,16 +205,13 @@ class SlowLeakWatch:
         drifts = [each for levels in scales if (each := estimate_drift(levels))]
         latest = [each for levels in scales if (each := estimate_drift(levels[-MIN_STEPS - 1 :]))]
         fades = any(
-            each.compute_lower_bound(CLEAR_QUANTILE) > 0
-            and each.fading < MIN_STEADY_RATIO_AFTER_RAISE
+            each.compute_bound(-CLEAR_QUANTILE) > 0 and each.fading < MIN_STEADY_RATIO_AFTER_RAISE
             for each in drifts
         )
         growing: list[Drift] = []
         for number, each in enumerate(drifts):
             slow = each.bytes_per_s * MIN_STEADY_RATIO_AFTER_RAISE
-            if any(
-                last.compute_upper_bound(CLEAR_QUANTILE) < slow for last in latest[: number + 1]
-            ):
+            if any(last.compute_bound(CLEAR_QUANTILE) < slow for last in latest[: number + 1]):
                 continue
             if was_raised:
                 grows = _is_growing(each, CLEAR_QUANTILE, MIN_STEADY_RATIO_AFTER_RAISE)
@@ -242,7 +235,7 @@ def _is_leak(drift: Drift, headroom: int | None) -> bool:
 def _is_growing(drift: Drift, quantile: float, min_ratio: float) -> bool:
     return (
         drift.rise >= MIN_RISE_BYTES
-        and drift.compute_lower_bound(quantile) > 0
+        and drift.compute_bound(-quantile) > 0
         and drift.fading >= min_ratio
     )
 
@@ -260,10 +253,8 @@ def find_memory_limit(
     """Return the limit of ``memory`` ("host" or "device") in bytes; None if it is unknown."""
     configured = None if budget is None else budget.limit_bytes
     if memory == "host":
-        limits = [
-            limit for limit in (configured, sample.host.cgroup_limit or None) if limit is not None
-        ]
-        return min(limits, default=None)
+        known = [limit for limit in (configured, sample.host.cgroup_limit) if limit]
+        return min(known, default=None)
     if configured is not None:
         return configured
     if shared or not sample.device:
@@ -291,8 +282,8 @@ def make_slow_growth(
     """Return the report on ``drift``; an empty one if it is None."""
     if drift is None:
         return SlowGrowth()
-    slowest = max(0.0, drift.compute_lower_bound(CLEAR_QUANTILE))
-    fastest = drift.compute_upper_bound(CLEAR_QUANTILE)
+    slowest = max(0.0, drift.compute_bound(-CLEAR_QUANTILE))
+    fastest = drift.compute_bound(CLEAR_QUANTILE)
     headroom = max(0, limit - peak) if limit is not None and peak is not None else None
 
     def compute_time_left(pace: float) -> float | None:

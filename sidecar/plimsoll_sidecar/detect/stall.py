@@ -41,30 +41,21 @@ class _Port:
     """Earlier silences of one port, and the length of the present silence."""
 
     def __init__(self) -> None:
-        self.silent_s = 0.0
-        self._before = PauseHistory()
-
-    @property
-    def is_known(self) -> bool:
-        return self._before.served_s >= MIN_ANSWERED_S
+        self.silent_s = self.longest_s = self.answered_s = 0.0
 
     def end_silence(self, elapsed_s: float) -> None:
         if self.silent_s > 0.0:
-            self._before.add(self.silent_s, PauseDemand(), interval_s=elapsed_s)
-        else:
-            self._before.add_service(elapsed_s, 1)
+            self.longest_s = max(self.longest_s, self.silent_s + elapsed_s)
+        self.answered_s += self.silent_s + elapsed_s
         self.silent_s = 0.0
 
     def find_limit(self, max_s: float) -> tuple[float, str]:
         """Return the longest usual silence in seconds, at most ``max_s``, and its description."""
-        if not self.is_known:
+        usual = max(MIN_SILENCE_S, self.longest_s + PAUSE_MARGIN_S)
+        if self.answered_s < MIN_ANSWERED_S or usual >= max_s:
             return max_s, ""
-        longest = self._before.longest_s
-        usual = max(MIN_SILENCE_S, longest + PAUSE_MARGIN_S)
-        if self._before.usual.is_known:
-            usual = max(usual, self._before.usual.bound_s)
-        words = "none before" if not longest else f"the longest was {longest:.0f} s"
-        return (usual, f"; {words}") if usual < max_s else (max_s, "")
+        longest = f"the longest was {self.longest_s:.0f} s" if self.longest_s else "none before"
+        return usual, f"; {longest}"
 
 
 class StallWatch:
@@ -238,7 +229,7 @@ class StallWatch:
     def _find_frontend_stall(self) -> Suspicion | None:
         latest = self.timeout_s * FRONTEND_TIMEOUT_FACTOR
         least, port = min(MIN_SILENCE_S, latest), self._serving
-        if self._is_alone and port.is_known and self._status.silent_s <= 0.0:
+        if self._is_alone and port.answered_s >= MIN_ANSWERED_S and self._status.silent_s <= 0.0:
             limit_s, why = port.find_limit(latest)
             if port.silent_s >= limit_s:
                 reason = (
