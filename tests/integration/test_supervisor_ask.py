@@ -220,7 +220,7 @@ def test_a_drain_begins_when_no_client_reaches_the_pod_any_more(
             return command.make_result(Outcome.SUCCEEDED)
 
     def drain(meanwhile: Callable[[], None]) -> Outcome:
-        def leave(config: object) -> None:
+        def leave(config: object, engine: object) -> None:
             assert not readiness.is_ready(state)
             done.append("left")
             meanwhile()
