@@ -111,9 +111,9 @@ def read_local_incidents(service: str | None, run_dir: Path | None) -> list[Inci
 def list_incidents(
     cluster: Cluster, target: str | None, show_progress: Callable[[str], None]
 ) -> list[IncidentView]:
-    """Return the incidents that may belong to ``target``, or all incidents without a target.
+    """Return the incidents that may belong to ``target``; all incidents if it is None.
 
-    Label selectors limit the list, but may also match incidents of another target. Raises RunError.
+    Label selectors only narrow the list: it may include those of other targets. Raises RunError.
     """
     found: dict[tuple[str, str], IncidentView] = {}
     try:

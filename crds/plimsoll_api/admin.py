@@ -425,8 +425,8 @@ class Operation(msgspec.Struct, omit_defaults=True):
     Attributes:
         carried_requests: The number of requests that a restarted worker continues.
         carried_kv_requests: The number of these requests that keep their keys and values.
-        carried_prefill_tokens: The number of tokens that the new worker computes again for the
-            other requests, without those of unfinished prompts.
+        carried_prefill_tokens: The number of tokens that the new worker computes again for carried
+            requests without their keys and values. Tokens of unfinished prompts do not count.
         kv_handover: ``handed_over``, or the reason why the keys and values were lost.
 
     """

@@ -198,10 +198,9 @@ class Assessment(msgspec.Struct, omit_defaults=True):
     Attributes:
         warm: Whether this epoch has a baseline.
         segments: The last known sizes in bytes. Segments that cannot be read are absent.
-        device: The budget of device memory, without the unused memory that the engine's allocator
-            has reserved, if the allocator reports it.
-        reserved: The budget of device memory with this unused memory; null if the allocator does
-            not report it.
+        device: How much of the budget of device memory is consumed. Memory that the engine's
+            allocator reports as reserved but unused does not count.
+        reserved: The same with this unused memory; null if the allocator does not report it.
         slow: The growth by kind of memory: ``host``, ``device``. Empty until there is enough data.
         in_long_step: Whether work is waiting, but no step has completed for seconds. A call to the
             worker may then hang.

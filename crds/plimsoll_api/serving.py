@@ -359,9 +359,9 @@ class SupervisorSettings(ResourceModel):
         default=None,
         description="Compute resources of the supervisor. Defaults to the operator's "
         "`--supervisor-resources`: requests of 20m of CPU and 96Mi of memory, and a memory limit "
-        "of 256Mi. The default also includes a limit or request for each resource that has one "
-        "in all other containers of the pod. In a pod of the QoS class Guaranteed, the requests "
-        "equal the limits.",
+        "of 256Mi. If all other containers of the pod have a limit or request for a resource, the "
+        "default also has one, so that the pod keeps its QoS class. In a pod of the QoS class "
+        "Guaranteed, the requests equal the limits.",
         json_schema_extra=RESOURCE_RULES,
     )
     image_pull_secrets: Annotated[list[SecretName], Field(max_length=16)] = Field(

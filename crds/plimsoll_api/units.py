@@ -18,7 +18,8 @@ _QUANTITY_PATTERN = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
 )
 MAX_QUANTITY_CHARS = 64
-"""Maximum length of a quantity, which limits the parsing time, as do two digits of an exponent."""
+"""Maximum length of a quantity. With the limit of two digits for exponents, it bounds the parsing
+time."""
 MAX_WHOLE_NUMBER_DIGITS = 18
 """Maximum number of digits of a whole number, so that it fits into 63 bits."""
 _DURATION_PART_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")

@@ -1,7 +1,7 @@
 """Perform a manual action on one replica (see :mod:`plimsoll_sidecar.ask`).
 
-If the engine is in another epoch than the person saw, the action is refused. A manual restart takes
-no restart slot. The supervisor records an incident from the note of each action.
+The action is refused if the engine has restarted since the person looked. A manual restart takes no
+restart slot. Each action leaves a note, from which the supervisor records an incident.
 """
 
 from __future__ import annotations

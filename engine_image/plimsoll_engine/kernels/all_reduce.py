@@ -27,7 +27,7 @@ MAX_WORD_ROWS = {2: 64, 4: 8}
 # By number of ranks. With more rows, each rank sums a share of the rows. It then waits twice, but
 # sends and receives only about twice its part. Two ranks always sum all rows, because sharing would
 # save no bytes.
-MAX_WHOLE_ROWS = {4: 40}
+MAX_ONE_SHOT_ROWS = {4: 40}
 # Its limits apply to numbers of ranks that were not measured.
 FALLBACK_RANKS = 4
 # Number of blocks whose results a program waits for.
@@ -44,7 +44,7 @@ def choose_layout(
     whole = (
         max_rows
         if num_ranks == 2
-        else MAX_WHOLE_ROWS.get(num_ranks, MAX_WHOLE_ROWS[FALLBACK_RANKS])
+        else MAX_ONE_SHOT_ROWS.get(num_ranks, MAX_ONE_SHOT_ROWS[FALLBACK_RANKS])
     )
     return BufferLayout(
         num_ranks, max_rows, num_columns, dtype.itemsize, min(words, max_rows), whole

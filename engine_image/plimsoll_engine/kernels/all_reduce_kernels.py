@@ -277,7 +277,7 @@ def sum_shared(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_WAIT: tl.constexpr,
     TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows per program. One rank sums each block for all ranks."""
+    """Sum ``ROWS`` rows per program. Each block is summed by one rank, which shares the result."""
     # ``out`` is the result area of this rank's buffer. The first ``blocks`` programs send and sum.
     # Each later program waits for the results of ``BLOCKS_PER_WAIT`` blocks.
     block = tl.program_id(0)

@@ -57,7 +57,7 @@ class LlavaModel:
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return the name in ``parts`` of a checkpoint tensor from any transformers version."""
+        """Map a checkpoint tensor's name, in the form of any version, to its name in ``parts``."""
         name = name.removeprefix("model.") if name.startswith(_NESTED_PREFIXES) else name
         name = name.replace("vision_tower.vision_model.", TOWER_PREFIX)
         if name.startswith("language_model."):

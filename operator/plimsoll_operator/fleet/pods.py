@@ -1,7 +1,7 @@
 """Parse a pod's status, and find out why a container is not ready or cannot start.
 
-The cause depends only on counts and times in the status, so that it does not change during a crash
-loop.
+The cause is derived from restart counts and timestamps rather than from the momentary state of the
+container, so it stays the same throughout a crash loop.
 """
 
 from __future__ import annotations

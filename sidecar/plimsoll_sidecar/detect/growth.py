@@ -33,7 +33,8 @@ SWING_FACTOR = 1.5
 """A rise counts only beyond this multiple of the swing: the largest recent fall at comparable load,
 in this horizon or a longer one."""
 SWING_DECAY_PER_BUCKET = 0.995
-"""Decay of a swing: it halves within seven spans of its horizon."""
+"""Factor by which a remembered swing shrinks per bucket: it halves in 138 buckets, which is seven
+spans of a horizon of 20 buckets."""
 MAX_FLOOR_AGE_SPANS = 1.5
 """Maximum age of a floor that counts, as a multiple of the span of its horizon."""
 MAX_EMPTY_BUCKETS = 3

@@ -1,7 +1,7 @@
 """Measure how much of a leak budget is consumed and how fast, and suspect leaks.
 
-Consumption is measured above the minimum in the budget's window, and that of the memory limit above
-the baseline; the larger share counts.
+Two shares are computed: the growth above the window's minimum as a share of the budget, and the
+growth above the baseline as a share of the memory limit. The larger one counts.
 """
 
 from __future__ import annotations

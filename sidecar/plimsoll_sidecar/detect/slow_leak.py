@@ -1,8 +1,9 @@
 """Find growth that stays within its budget but does not stop, and predict when it hits the limit.
 
-A level is the mean of the lowest sizes of the twelve cells of an hour, and two levels make one of
-twice the length. Student's t over the steps between few large levels is valid for random walks and
-for noise (Ibragimov and Müller 2010); a fitted line would look far too certain.
+Each hour has twelve cells. A level is the mean of the cells' minimum sizes, and two adjacent levels
+are merged into one of twice the duration. Student's t-test on the steps between a few long levels
+is valid for random walks and for noise (Ibragimov and Müller 2010). The error of a fitted line
+would be far too small.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ MIN_STEADY_RATIO_AFTER_RAISE = 0.5
 MAX_FORECAST_FACTOR = 4.0
 """Maximum length of a forecast, as a multiple of the time of observation."""
 MIN_UNLIMITED_WATCH_S = DAY_S
-"""Time of observation from which a forecast has no maximum length; less may show only the rhythm of
-a day."""
+"""Duration of the observation from which a forecast may reach any distance ahead. A shorter one may
+show only the daily cycle."""
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -36,9 +36,9 @@ MAX_LATE_ANSWER_S = 10.0
 # A silent process is queried again after this time.
 RETRY_PAUSE_S = 5.0
 MAX_REPORT_AGE_S = 30.0
-TEXT_TIMEOUT_S = 10.0
+DEFAULT_REPLY_TIMEOUT_S = 10.0
 # A process answers within milliseconds, or never if a hang holds the GIL.
-STACKS_TIMEOUT_S = 3.0
+STACKS_REPLY_TIMEOUT_S = 3.0
 TRACE_DURATION_S = 5.0
 TRIM_TIMEOUT_S = 5.0
 REPORT_REQUEST = b'{"do":"report"}\n'
@@ -203,7 +203,8 @@ class Probes:
         if kind is Diagnostic.TRACEMALLOC:
             return self._trace_allocations()
         return self._query_texts(
-            {"do": kind.value}, STACKS_TIMEOUT_S if kind is Diagnostic.STACKS else TEXT_TIMEOUT_S
+            {"do": kind.value},
+            STACKS_REPLY_TIMEOUT_S if kind is Diagnostic.STACKS else DEFAULT_REPLY_TIMEOUT_S,
         )
 
     def _trace_allocations(self) -> dict[int, bytes]:
@@ -217,7 +218,7 @@ class Probes:
             self._query_texts({"do": "tracemalloc", "step": "stop"})
 
     def _query_texts(
-        self, request: dict[str, str], timeout_s: float = TEXT_TIMEOUT_S
+        self, request: dict[str, str], timeout_s: float = DEFAULT_REPLY_TIMEOUT_S
     ) -> dict[int, bytes]:
         texts: dict[int, bytes] = {}
         for pid, answer in self._query(request, timeout_s, MAX_TEXT_BYTES).items():

@@ -184,7 +184,8 @@ class ExternalLoad:
 class RegistryCheck:
     """Checks that all metrics pages of one process come from the same metrics registry.
 
-    Several servers can share a port. One of them answers each request, so no page describes all.
+    Several servers can share a port, and any of them may answer a request. A page then covers only
+    one of them.
     """
 
     def __init__(self, profile: EngineProfile) -> None:
