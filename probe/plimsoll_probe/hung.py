@@ -24,7 +24,7 @@ class StackFile:
 
     def open(self) -> None:
         """Create the file and install the handler. Raises OSError."""
-        if signal.getsignal(STACKS_SIGNAL) != signal.SIG_DFL:
+        if signal.getsignal(STACKS_SIGNAL) != signal.SIG_DFL:  # other code handles it
             return
         inherited = self._file
         self._path = os.path.join(self._folder, f"{os.getpid()}.stacks")

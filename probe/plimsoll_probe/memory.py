@@ -74,7 +74,7 @@ class AllocatorReader:
         self._glibc = _uses_glibc_malloc()
 
     def read(self) -> Dict[str, int]:
-        """Return the sizes and the number of blocks; unknown values are absent."""
+        """Return the sizes in bytes and the number of blocks; unknown values are absent."""
         blocks = sys.getallocatedblocks()
         found = {"py_blocks": blocks, "python_objects": blocks * MEAN_BLOCK_BYTES}
         if self._glibc and _mallinfo2 is not None:

@@ -99,7 +99,10 @@ def make_chat_logprobs(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
 def make_completion_logprobs(
     tokens: Sequence[TokenLogprobs], get_token_text: TokenText, offset: int
 ) -> dict[str, list[Any]]:
-    """Return the ``logprobs`` object of a completion's chunk that begins at ``offset``."""
+    """Return the ``logprobs`` object of a completion's chunk.
+
+    ``offset`` is added to the text offsets of the tokens.
+    """
     body: dict[str, list[Any]] = {
         "tokens": [],
         "token_logprobs": [],

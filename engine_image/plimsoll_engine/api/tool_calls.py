@@ -322,7 +322,8 @@ class Reader:
     def try_calls(self, steps: Steps[None]) -> Steps[bool]:
         """Run ``steps``, which emit calls. Return False after NotACallError.
 
-        The consumed text is then emitted, or parsed again if it ended within a call.
+        The consumed text is then emitted. If it ended within a call, only its beginning is emitted,
+        and the rest is parsed again.
         """
         try:
             yield from steps

@@ -147,7 +147,8 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Drop every cached block that no request uses, on the device and on the host.
 
-        Return False if a transfer did not end within :data:`RESET_TRANSFER_TIMEOUT_S`.
+        Return False if a transfer did not end within :data:`RESET_TRANSFER_TIMEOUT_S`. Its blocks
+        stay cached.
         """
         offload = self.scheduler.offload
         settled = offload is None or offload.wait_for_transfers(RESET_TRANSFER_TIMEOUT_S)

@@ -53,6 +53,7 @@ def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None)
     """Limit hf-xet's buffers to a quarter of ``headroom_bytes``, by variables in ``environ``.
 
     By default, hf-xet sizes its buffers by the machine's memory instead of the container's limit.
+    None changes nothing, and variables that are already set are kept.
     """
     if headroom_bytes is None:
         return

@@ -13,7 +13,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 class FrontendHooks:
     """Factories that a fault package overrides. By default, each returns its argument."""
 
-    names: Sequence[str] = ()
+    names: Sequence[str] = ()  # of the injected faults
 
     def create_tokenizer(self, default: Tokenizer) -> Tokenizer:
         """Return the tokenizer that the engine uses."""

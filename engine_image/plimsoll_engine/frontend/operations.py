@@ -69,6 +69,7 @@ class Operations:
         Raises StaleEpochError, OperationConflictError, and ValueError if ``expected_epoch`` is
         malformed.
         """
+        # Before the epoch is checked, so that a caller that lost the reply can repeat its call.
         known = self._operations.get(operation_id)
         if known is not None:
             if known.kind != kind:

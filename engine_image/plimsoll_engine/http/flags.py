@@ -11,7 +11,7 @@ from plimsoll_engine.http.limits import HttpLimits
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of HTTP connections. None is derived from ``--max-queued`` or the model."""
+    """Settings of HTTP connections. If a limit is None, ``--max-queued`` or the model sets it."""
 
     max_connections: int | None = None
     max_body_bytes: int | None = None

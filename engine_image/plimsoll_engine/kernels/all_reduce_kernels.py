@@ -30,6 +30,7 @@ def get_buffer(header, rank, dtype: tl.constexpr):
 @triton.jit
 def get_peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
     """Return pointers to the other ranks' buffers, from the next rank on to spread the writes."""
+    # Addresses never change, so kernels may read them before they wait for the previous kernel.
     buffers = ()
     for step in tl.static_range(1, RANKS):
         buffer = get_buffer(header, (rank + step) % RANKS, dtype)
@@ -279,7 +280,8 @@ def sum_shared(
 ):  # fmt: skip
     """Sum ``ROWS`` rows per program. Each block is summed by one rank, which shares the result."""
     # ``out`` is the result area of this rank's buffer. The first ``blocks`` programs send and sum.
-    # Each later program waits for the results of ``BLOCKS_PER_WAIT`` blocks.
+    # Each later program waits for the results of ``BLOCKS_PER_WAIT`` blocks. A rank updates only
+    # the rows of its own blocks in ``residual``. Sums of equally many rows have the same blocks.
     block = tl.program_id(0)
     owner = block % RANKS
     row = block * ROWS + tl.arange(0, ROWS)[:, None]

@@ -172,7 +172,8 @@ def decode_attention(
 
     ``query`` and ``out`` are [sequences, heads, dim]. The rows of ``keys`` and ``values`` are
     [slots, kv heads, dim]. ``tables`` int32 [sequences, width] are block numbers, and ``contexts``
-    int32 [sequences] are lengths in tokens. The result for an empty context is zeros.
+    int32 [sequences] are lengths in tokens, up to ``max_context`` (0 if unknown). The result for an
+    empty context is zeros.
 
     ``arrivals`` are int32 zeros, at least one per sequence and kv head, and are zero again
     afterwards. Kernels that share them must not run at the same time.

@@ -27,7 +27,8 @@ class BlockPool:
     ) -> None:
         """Create a pool in which the blocks in ``tables`` are used and all others are free.
 
-        ``tables`` are block tables inherited from the previous worker.
+        ``tables`` are block tables inherited from the previous worker. Their block numbers must be
+        less than ``num_blocks``, and unique within each table.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(

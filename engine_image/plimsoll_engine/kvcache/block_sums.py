@@ -14,7 +14,7 @@ def compute_block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int])
     """Return the signed 64-bit checksum of each block in ``blocks``.
 
     ``kv`` [2, layers, blocks * block_size, heads, dim] is the pool. The checksums detect accidental
-    writes only.
+    writes only. Waits for the device.
     """
     two, layers, slots, heads, dim = kv.shape
     words = kv.reshape(two * layers, slots // block_size, block_size * heads * dim)

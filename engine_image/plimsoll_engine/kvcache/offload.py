@@ -153,7 +153,7 @@ class Offload:
         return len(cleared)
 
     def list_held_blocks(self, started_after: float = -math.inf) -> list[int]:
-        """Return the device blocks of transfers that started after ``started_after``.
+        """Return the device blocks that transfers started after ``started_after`` hold.
 
         A block occurs once per reference. Times are seconds of CLOCK_MONOTONIC.
         """

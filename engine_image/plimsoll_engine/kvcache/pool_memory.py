@@ -19,7 +19,8 @@ class PoolTensors(NamedTuple):
     """Tensors of a KV pool."""
 
     pairs: torch.Tensor  # [2, layers, slots, heads, dim], the keys and the values
-    scales: torch.Tensor | None  # float32 [2, layers, slots, heads], for FP8
+    # For FP8: float32 [2, layers, slots, heads], but each block's scales are in the order of Pages.
+    scales: torch.Tensor | None
 
     @property
     def nbytes(self) -> int:

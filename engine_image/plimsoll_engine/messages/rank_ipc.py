@@ -193,7 +193,7 @@ class RankShutdownReport(msgspec.Struct, tag="ended"):
 
 
 class RankError(msgspec.Struct, tag="failed"):
-    """Reply: the command failed."""
+    """Reply: the command failed. If ``permanent``, a retry would also fail."""
 
     message: str
     permanent: bool = False

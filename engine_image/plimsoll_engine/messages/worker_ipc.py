@@ -295,7 +295,8 @@ class Ready(msgspec.Struct, tag="ready"):
 class Logprobs(msgspec.Struct, array_like=True):
     """Natural log probabilities of the sampled token and of the top tokens.
 
-    They are computed before penalties, bias, grammar and temperature apply.
+    They are computed before penalties, bias, grammar and temperature apply. The top tokens are in
+    descending order.
     """
 
     chosen: float

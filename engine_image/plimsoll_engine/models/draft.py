@@ -47,7 +47,7 @@ def load_draft_model(folder: Path, dtype: torch.dtype, device: torch.device) -> 
 def merge_tensors(
     tensors: Mapping[str, torch.Tensor], draft: Decoder | None
 ) -> dict[str, torch.Tensor]:
-    """Return ``tensors`` and the tensors of ``draft``, with the prefix :data:`DRAFT_PREFIX`."""
+    """Return ``tensors``, and those of ``draft`` under names that begin with DRAFT_PREFIX."""
     draft_tensors = {} if draft is None else draft.get_parameters()
     return {**tensors, **{DRAFT_PREFIX + name: tensor for name, tensor in draft_tensors.items()}}
 

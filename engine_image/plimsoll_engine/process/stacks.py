@@ -14,7 +14,7 @@ from typing import TextIO
 log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
-# Maximum number of files of exited processes.
+# Maximum number of files of exited processes. The run directory is in memory.
 MAX_STALE_FILES = 8
 # Size above which the file of a running process is truncated. One dump has about 10 KiB.
 MAX_FILE_BYTES = 1 << 20

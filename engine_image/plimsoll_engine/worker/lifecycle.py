@@ -146,7 +146,7 @@ class CoreLifecycle:
                 model = self.weights.open(
                     None if mapped is None else mapped.result(), self._model_config, dtype, device
                 )
-            if self.member.is_follower:
+            if self.member.is_follower:  # it loads its kernels in the steps of rank 0
                 return
             if self.member.leader is not None:
                 with self._time_stage("ranks_loaded"):
@@ -279,7 +279,7 @@ class CoreLifecycle:
     def hand_over(self) -> bytes:
         """Return the message that lets the next worker use the KV blocks of running requests.
 
-        Call only :meth:`shut_down` afterwards. Raises HandoverRefusedError.
+        Call this between steps, and only :meth:`shut_down` afterwards. Raises HandoverRefusedError.
         """
         assert self.engine is not None
         if self.weights.pool is None:

@@ -184,6 +184,7 @@ class Zygote:
 
 def import_everything(model: Path, device: str) -> None:
     """Import all modules that workers of ``model`` on ``device`` need."""
+    # numpy and torch would start threads, whose locks would stay locked in a forked child.
     os.environ.update(dict.fromkeys(THREAD_COUNT_VARIABLES, "1"))
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE_CAPACITY)
     for name in PRELOADED_MODULES:

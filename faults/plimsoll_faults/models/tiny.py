@@ -82,7 +82,10 @@ def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
 
 
 def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
-    """Return the weights of a head that copies a code of the token ``LAGS[layer]`` back."""
+    """Return the weights of a head that copies a code of an earlier token.
+
+    The token is ``ATTENTION_LAGS[layer]`` tokens back.
+    """
     head, lag = layer % NUM_HEADS, ATTENTION_LAGS[layer]
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
     angles = lag * ROPE_THETA ** (-torch.arange(NUM_FREQUENCIES).double() / NUM_FREQUENCIES)

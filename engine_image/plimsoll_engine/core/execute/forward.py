@@ -167,7 +167,8 @@ class Forward:
         """Compute a step, and return the greedy tokens and the logits of the rows ``inputs.last``.
 
         The tokens are int64 [rows]; None if no graph has computed them. The logits are [rows,
-        vocabulary]; None if no row needs them. ``chunks`` provide the step's media and adapters.
+        vocabulary] in the model's dtype; None if no row needs them. ``chunks`` provide the step's
+        media and adapters.
         """
         self.scores = adapters = None
         if self.adapters is not None:

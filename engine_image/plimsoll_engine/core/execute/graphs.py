@@ -176,8 +176,9 @@ class DecodeGraphs:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Replay the graph for ``inputs``. Return each row's greedy token and this rank's logits.
 
-        The tokens are int64 [rows], and the logits [rows, vocabulary / ranks]. The next replay
-        overwrites both. ``newest`` int64 [rows] are the tokens that the previous step sampled.
+        The tokens are int64 [rows], and the logits [rows, vocabulary / ranks] in the model's dtype.
+        The next replay overwrites both. ``newest`` int64 [rows] are the tokens that the previous
+        step sampled.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)

@@ -1,7 +1,8 @@
 """Order grammar compilations fairly between tenants, and between small and large grammars. Pure.
 
-The next compilation is that of the waiting tenant whose compilations took the least time. The same
-rule decides between the small and the large grammars of a tenant.
+A tenant has at most one compilation in progress. The next compilation is that of the waiting tenant
+whose compilations took the least time in total. The same rule decides between the small and the
+large grammars of a tenant.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ class Speculation:
 
     def __init__(self, proposer: Proposer, max_drafts: int, max_rows: int) -> None:
         self.proposer = proposer
-        self.max_drafts = max_drafts
-        self.max_rows = max_rows
+        self.max_drafts = max_drafts  # of a request in a step
+        self.max_rows = max_rows  # of a step with drafts
         self.counters = DraftCounts()
         self._steps = 0
 
