@@ -22,7 +22,7 @@ _started = False
 
 
 def start() -> None:
-    """Start this process's listener, and those of its forked children; never raises."""
+    """Start this process's listener, and those of its forked children. Idempotent; never raises."""
     global _started
     try:
         folder = os.environ.get(DIRECTORY_VARIABLE, "")

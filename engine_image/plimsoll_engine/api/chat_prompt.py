@@ -63,8 +63,9 @@ class ChatPrompt:
         """Return the prompt, of at most ``max_characters`` characters.
 
         If ``open_turn`` is True, the prompt ends with the beginning of the assistant's message. If
-        ``continue_last`` is True, the model continues the last message. Raises TemplateError, and
-        ApiError for invalid messages.
+        ``continue_last`` is True, the model continues the last message. By default, the turn is
+        open unless the last message is continued. Raises TemplateError, and ApiError for invalid
+        messages.
         """
         warnings = [] if warnings is None else warnings
         plain = [

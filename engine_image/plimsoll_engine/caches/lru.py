@@ -90,7 +90,10 @@ class LruCache(Generic[K, V]):
             self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Remove and return unpinned items, least recently used first, until ``size`` is freed."""
+        """Remove and return unpinned items, least recently used first, until ``size`` is freed.
+
+        If only pinned items are left, less is freed. Skipped items become the most recently used.
+        """
         evicted: list[tuple[K, V]] = []
         target = self.used - size
         for _ in range(len(self._order)):

@@ -20,7 +20,10 @@ Gather = Callable[[bytes], list[bytes]]
 
 
 class PeerMemory:
-    """Buffer of this rank, initially zeros, and mappings of the other ranks' buffers."""
+    """Buffer of this rank, initially zeros, and mappings of the other ranks' buffers.
+
+    All ranks must create and close their instances together.
+    """
 
     def __init__(
         self, own_buffer: DeviceBuffer, other_buffers: dict[int, DeviceBuffer], rank: int

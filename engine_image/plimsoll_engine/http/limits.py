@@ -25,7 +25,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         idle_timeout_s: Maximum time between two requests on a connection.
-        header_timeout_s: Maximum time to receive a header.
+        header_timeout_s: Maximum time to receive a header, from the connection or, for a later
+            request, from its first byte on.
         body_timeout_s: Maximum time to receive a body. Each :data:`MIN_BODY_BYTES_PER_S` received
             bytes extend it by one second.
         write_timeout_s: Maximum time for which a client may read no part of its response.

@@ -138,8 +138,8 @@ def multiply_few_rows(
     """Return ``x @ weight.T + bias`` as [rows, size], for up to :data:`MAX_FEW_ROWS` rows.
 
     ``x`` is [rows, columns], and ``weight`` [size, columns]. With ``silu``, the result is
-    silu(first half) * second half of these columns. If ``into`` is given, the result is added to it
-    in place.
+    silu(first half) * second half of the product, [rows, size / 2]. If ``into`` is given, the
+    result is added to it in place.
 
     ``arrivals`` are int32 zeros, at least one per shared tile, and are zero again afterwards.
     Products that share them must not run at the same time.

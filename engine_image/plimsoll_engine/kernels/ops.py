@@ -21,7 +21,10 @@ class Ops(Protocol):
     min_add_rows: int
 
     def get_max_projection_rows(self, weight: Weight) -> int:
-        """Return the maximum number of rows for which :meth:`project` is faster with ``weight``."""
+        """Return the maximum number of rows for which :meth:`project` is faster with ``weight``.
+
+        It is 0 if separate operations are always faster.
+        """
         ...
 
     def create_step_context(self, plan: StepPlan) -> AbstractContextManager[None]:

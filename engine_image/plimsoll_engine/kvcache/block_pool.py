@@ -106,7 +106,7 @@ class BlockPool:
         self.num_references += len(blocks)
 
     def register(self, block: int, key: bytes) -> None:
-        """Add a full block to the prefix cache, unless the cache contains its hash ``key``."""
+        """Add a full block to the prefix cache, unless the cache has it or its hash ``key``."""
         if key in self.prefix or self._hashes[block] is not None:
             return
         # The cache has room for every block, so this never evicts.

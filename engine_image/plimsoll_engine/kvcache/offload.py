@@ -78,7 +78,10 @@ class Offload:
         return cls(pool, BlockCopier(kv, pool.block_size, slots, scales), slots)
 
     def poll(self, is_idle: bool = False) -> None:
-        """Complete finished transfers, and start copying blocks that will be evicted soon."""
+        """Complete finished transfers, and start copying blocks that will be evicted soon.
+
+        Only fault injection uses ``is_idle``.
+        """
         for transfer in [t for t in self.transfers if t.ticket.is_done()]:
             self.transfers.remove(transfer)
             self._complete(transfer)

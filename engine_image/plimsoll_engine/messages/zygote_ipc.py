@@ -66,6 +66,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 def make_rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
     """Return the paths of rank 0's socket and of the process group's store."""
+    # Short names, because the path of a socket has at most 107 bytes (unix(7)).
     return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
 
 

@@ -92,6 +92,7 @@ class PythonMemoryEstimator:
     """Estimator of the memory of small Python objects, from the number of pymalloc's blocks."""
 
     def __init__(self) -> None:
+        # A sample, because measuring all objects would take too long.
         objects = gc.get_objects()
         step = max(1, len(objects) // _SAMPLE_OBJECTS)
         sizes = (sys.getsizeof(item, 64) for item in objects[::step])

@@ -110,7 +110,8 @@ class WeightMapping:
     def unmap(self) -> bool:
         """Unmap all buffers, and disconnect. Idempotent.
 
-        Return False if this process may still write to the KV pool.
+        The tensors of the buffers become invalid. Return True if it is certain that this process
+        can no longer write to the KV pool.
         """
         fenced = False
         if self._buffer is not None:

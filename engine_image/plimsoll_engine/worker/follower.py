@@ -60,6 +60,7 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
             )
         link.wait_until_closed(LEADER_EXIT_TIMEOUT_S)
     except LeaderLostError as error:
+        # Release nothing: only the exit of this process ends a kernel that waits for rank 0.
         log.error("%s", error, extra={"rank": rank})
         return 1
     return 0

@@ -12,7 +12,7 @@ from plimsoll_engine.messages.worker_ipc import ToWorker
 class WorkerHooks:
     """Callbacks of the worker's loop, which do nothing by default."""
 
-    names: Sequence[str] = ()
+    names: Sequence[str] = ()  # of the injected faults
 
     def after_step(self, num_finished: int) -> None:
         """Run after a step in which ``num_finished`` requests ended."""

@@ -16,7 +16,11 @@ from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 
 class CommandFailedError(RuntimeError):
-    """A command of rank 0 failed. If ``expects_reply``, rank 0 waits for a reply."""
+    """A command of rank 0 failed.
+
+    Rank 0 waits for a reply if ``expects_reply``. Otherwise, it waits in a collective, which only
+    the exit of this process ends.
+    """
 
     def __init__(self, message: str, expects_reply: bool) -> None:
         super().__init__(message)

@@ -33,7 +33,7 @@ class PhantomKeyCache(LruCache[K, V]):
         self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Evict entries until ``size`` bytes are free. Loop forever without an entry."""
+        """Evict entries until ``size`` bytes are free. Loop forever if none has a value."""
         evicted: list[tuple[K, V]] = []
         target = self.used - size
         while self.used > target and self._order:

@@ -46,6 +46,7 @@ def split_capture_sizes(
     largest size of each kind, so that no kernel is compiled while the engine serves.
     """
     step = max(1, len(sizes) // (MIN_SIZES_BEFORE_SERVING - 1))
+    # The memory of the largest size suffices for all others.
     first = [sizes[-1], *sizes[:-1:step]][:MIN_SIZES_BEFORE_SERVING]
     known = {get_kind(size) for size in first}
     for size in reversed(sizes):

@@ -49,6 +49,7 @@ class GraphCapturer:
 
     def __call__(self, compute: Callable[[], None]) -> GraphPiece:
         """Return a graph of the kernels that ``compute`` launches."""
+        # torch.cuda.graph would empty torch's memory cache before each capture.
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()

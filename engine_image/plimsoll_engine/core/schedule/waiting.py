@@ -84,7 +84,10 @@ class WaitingQueue:
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
     def find_more_urgent(self, request: Request) -> Request | None:
-        """Return the tenant's most urgent waiting request, if more urgent than ``request``."""
+        """Return the most urgent waiting request of the same tenant.
+
+        Return None if it is not more urgent than ``request``.
+        """
         same = [one for one in self._preempted if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
         best = min(same, key=get_urgency, default=None)

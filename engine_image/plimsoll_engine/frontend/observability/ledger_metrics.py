@@ -81,7 +81,7 @@ class PickerMetrics(Collector):
         model: str,
         get_load: Callable[[], Load],
         compute_kv_usage: Callable[[], float | None],
-        get_kv_pool_size: Callable[[], tuple[int, int] | None],
+        get_kv_pool_size: Callable[[], tuple[int, int] | None],  # tokens in a block, blocks
         list_adapters: Callable[[], list[str]],
         max_adapters: int,
     ) -> None:

@@ -106,7 +106,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         self._stops = tuple(stops)
-        self._include = include_stop
+        self._include = include_stop  # whether the text ends after the stop string
         self._held = ""
         # Stop string that ended the text; None if there was none so far.
         self.matched_stop: str | None = None

@@ -293,6 +293,7 @@ class Generation:
     @property
     def computed_tokens(self) -> int:
         """Number of tokens that the worker has computed; 0 before the first output token."""
+        # The worker computes the latest output token in the next step.
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
     def count_tokens_before(self, end_token: int) -> int:

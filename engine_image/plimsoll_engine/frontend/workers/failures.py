@@ -94,7 +94,7 @@ class CrashBudget:
 
 
 class Quarantine:
-    """Quarantine of requests that ran while two consecutive workers crashed.
+    """Quarantine of requests that ran without a new token while two consecutive workers crashed.
 
     Such requests run one at a time. If another worker crashes, only the request that it ran fails.
     """
