@@ -123,7 +123,7 @@ class Leader:
             raise self._explain_failure(f"{type(error).__name__}: {error}") from None
 
     def get_memory_reports(self) -> list[rank_ipc.RankReport]:
-        """Return the latest memory report of each other rank."""
+        """Return the latest memory report of each other rank. Only the first call waits for it."""
         if not self._reports:
             self.request_replies(rank_ipc.ReportMemory(), rank_ipc.RankReport)
         elif not self._report_requested:

@@ -14,6 +14,7 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 class Ops(Protocol):
     """Operations on tensors with one row per token.
 
+    Unless documented otherwise, methods allocate their result and do not modify their arguments.
     From ``min_add_rows`` rows on, :meth:`add_product` and :meth:`add_attention` are faster than a
     product and a separate addition.
     """
