@@ -38,7 +38,6 @@ class HashableRequest(Protocol):
     """Properties of a request on which its block hashes depend."""
 
     # A hasher object in the request would create a reference cycle.
-
     block_hashes: list[bytes]
     media: list[Media]
     cache_salt: str

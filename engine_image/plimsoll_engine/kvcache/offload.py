@@ -37,7 +37,7 @@ class Transfer:
     slots: list[int]  # numbers on the host
     ticket: CopyTicket
     copy_to_host: bool
-    # Those of the blocks in the pool when a copy to the host started.
+    # Counts of the blocks in the pool when a copy to the host started.
     allocation_counts: list[int] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
