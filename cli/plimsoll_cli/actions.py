@@ -40,8 +40,9 @@ def run_action(
 ) -> ActionAnswer:
     """Run an action through a replica's supervisor, and return the supervisor's answer.
 
-    Unless ``skip_confirmation``, ask a person first. Raises RunError if the supervisor refuses the
-    action, and UsageError if there is no terminal to ask for confirmation.
+    Unless ``skip_confirmation``, ask a person first; the supervisor refuses the action if the
+    engine's epoch has changed since then. Raises RunError if the action is canceled or does not
+    succeed, and UsageError if there is no terminal to ask for confirmation.
     """
     epoch = CURRENT_EPOCH
     if not skip_confirmation:

@@ -375,7 +375,8 @@ class RestartRequest(_Request, kw_only=True):
     """Restart the worker, or end the engine process so that its container restarts.
 
     Running requests continue in the next epoch if ``scope`` is ``worker`` and ``carry`` is true. If
-    ``keep_weights`` is false, the weights are loaded from the checkpoint again.
+    ``scope`` is ``engine``, they are aborted after ``deadline_s``. If ``keep_weights`` is false,
+    the weights are loaded from the checkpoint again.
     """
 
     scope: Scope = Scope.WORKER

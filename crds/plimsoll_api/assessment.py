@@ -168,7 +168,7 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
             actions require this.
         growing: Whether the memory is still growing. If not, a restart can wait.
         unconfirmed: Another possible explanation, such as garbage that has not been collected yet,
-            and the missing evidence. Until then, the supervisor may trim, but not restart.
+            and the missing evidence. While it is set, the supervisor may trim, but not restart.
         pod: The pod that holds the memory, if it is another pod of the same multi-node group.
         unhealthy_device: A device of this pod that the kubelet reports as unhealthy, if it may
             explain the suspicion.

@@ -159,7 +159,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 def make_pod_config(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
-    """Return the configuration for one pod of a policy: its engine, memory limit and slots.
+    """Return a policy's ``config`` with the engine, memory limit and slots of one pod.
 
     Actions that would not help the pod are removed. In a worker of a multi-node group, the
     supervisor only observes.

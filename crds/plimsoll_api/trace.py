@@ -102,7 +102,7 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 class OpenFiles(msgspec.Struct):
     """Open file descriptors of the process that is closest to its limit.
 
-    ``limit`` is the soft limit, at least 1.
+    ``process`` is its name or role. ``limit`` is the soft limit, at least 1.
     """
 
     process: str

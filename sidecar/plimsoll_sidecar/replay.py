@@ -191,7 +191,7 @@ def make_engine_view(sample: Sample) -> EngineView:
 
 
 def make_unknown_results(turn: Turn) -> list[Result]:
-    """Return the result ``Unknown`` for the command of ``turn``, which is not executed."""
+    """Return the result ``Unknown`` for the command of ``turn``; empty without a command."""
     if turn.command is None:
         return []
     operation = turn.command.operation_id
@@ -324,7 +324,7 @@ class TraceWriter:
         trace.write_line(self._out, header)
 
     def write(self, sample: Sample) -> None:
-        """Write a sample, unless it is not later than the last one."""
+        """Write a sample if it is later than the last one, because times must increase."""
         if sample.t > self._last_t:
             self._last_t = sample.t
             trace.write_line(self._out, sample)

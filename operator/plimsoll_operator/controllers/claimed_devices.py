@@ -34,7 +34,8 @@ _Devices = dict[str, tuple[str, ...]]
 class ClaimedDevices:
     """Devices of pods from the status of their resource claims.
 
-    Devices that cannot be read are unknown, and never fail a reconcile.
+    They never change while a pod runs, so they are read once. Devices that cannot be read are
+    unknown, and never fail a reconcile.
     """
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:

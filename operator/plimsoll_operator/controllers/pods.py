@@ -46,6 +46,7 @@ class Evictions:
         """
         now = self._clock()
         self._retry_at = {uid: at for uid, at in self._retry_at.items() if at > now}
+        # Reconciles may follow each other within milliseconds.
         if (retry_at := self._retry_at.get(pod.uid)) is not None:
             return retry_at - now
         refusal = await self._api.evict(key.namespace, pod.name, pod.uid)

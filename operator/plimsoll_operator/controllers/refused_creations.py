@@ -69,7 +69,8 @@ class RefusedCreationWatch:
     ) -> tuple[RefusedCreation, ...]:
         """Return recent rejections that the policy's supervisor may cause, oldest first.
 
-        Raises ApiError, OSError or TimeoutError if a request to the API server fails.
+        ``created`` is the policy's creation time in RFC 3339. Raises ApiError, OSError or
+        TimeoutError if a request to the API server fails.
         """
         known = self._watch(key)
         if known.on_change:

@@ -1,7 +1,8 @@
 """Find the pods that policies select.
 
-The operator watches only the metadata of pods, in each namespace with a policy. It reads changed
-pods in full and caches a summary of each.
+A watch of full pods would receive every change in the cluster. The operator therefore watches only
+the metadata of pods, in each namespace with a policy. It reads changed pods in full and caches a
+summary of each.
 """
 
 from __future__ import annotations

@@ -303,7 +303,10 @@ class PodView:
 def find_not_ready_pods(
     pods: Iterable[PodView], name: str, events: Events, now: str
 ) -> list[tuple[str, Cause]]:
-    """Return the pods whose container ``name`` is not ready, with causes; blocking ones first."""
+    """Return the pods whose container ``name`` is not ready, with causes; blocking ones first.
+
+    ``now`` is RFC 3339.
+    """
     found = [
         (pod.name, cause)
         for pod in sorted(pods, key=lambda one: one.name)

@@ -2,7 +2,8 @@
 
 A revision is suspect if most of its replicas, and at least two, have the same leak.
 ``status.revisions`` stores the history: ``update`` is the revision of the spec, ``current`` the
-last one that was rolled out completely, and ``good`` the revisions to roll back to.
+last one that was rolled out completely, and ``good`` the revisions to roll back to,
+newest first. A revision becomes good once all replicas run it.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _find_unknown_verdict(
     metrics: Mapping[str, SupervisorMetrics],
     memory: MemoryPolicy,
 ) -> Object | None:
-    """Return the verdict Unknown if signs of a leak are no proof, or if there is no budget."""
+    """Return the verdict Unknown if there are signs of a leak, or no budget; None otherwise."""
     if not _list_budgets(memory):
         text = "the growth of memory has no budget: set memory.host or memory.device"
         return {"leaks": Leaks.UNKNOWN.value, "message": text}

@@ -170,7 +170,10 @@ def _copy_without_aliases(value: Any) -> Any:
 
 
 def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineContainer | str:
-    """Return the engine in ``pod``, or the reason for leaving the pod unchanged."""
+    """Return the engine in ``pod``, or the reason for leaving the pod unchanged.
+
+    Raises InjectionError.
+    """
     if pod.worker:
         return WORKERS_MESSAGE
     if (

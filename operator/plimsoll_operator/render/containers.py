@@ -128,6 +128,7 @@ def _get_resources(container: Object) -> dict[str, Object]:
 
 def is_guaranteed(containers: Iterable[Object]) -> bool:
     """Report whether a pod with these containers has the QoS class Guaranteed."""
+    # Kubernetes compares sums, with the same result: no request may exceed its limit.
     declared = [_get_resources(one) for one in containers]
     return bool(declared) and all(map(_has_equal_amounts, declared))
 

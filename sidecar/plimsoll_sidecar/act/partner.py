@@ -184,6 +184,7 @@ def create_partners(
     own_role, own = role, urlsplit(config.engine.serving_url)
 
     def find_partners() -> dict[str, str]:
+        # All engines of the workload listen on the same port.
         addresses = slices.find_ready_addresses(leases.list_partners(own_role))
         return {
             pod: f"{own.scheme}://{f'[{host}]' if ':' in host else host}:{own.port or 80}"

@@ -51,7 +51,8 @@ class SlotLostError(Exception):
 class Slots:
     """Restart slots without a cluster, in which the only replica may always restart.
 
-    The owner of the journal sets ``known_restarts`` and ``slot_request``.
+    The owner of the journal sets ``known_restarts`` and ``slot_request``, which is None until the
+    journal has been read.
     """
 
     known_restarts = NO_RESTARTS

@@ -45,6 +45,7 @@ class LedgerAccount:
 
     def resume(self, owners: Mapping[str, Owner] | None) -> None:
         """Continue from the :attr:`owners` of an earlier detector; None if it stored none."""
+        # An older release stored no owners, and counted all declared memory as explained.
         if owners is None:
             owners = {name: Owner(owner.bound) for name, owner in self.owners.items()}
         self.owners = {**self.owners, **owners}
@@ -99,6 +100,7 @@ class LedgerAccount:
 
 def get_bounded_owners(ledger: Sequence[LedgerLine], kind: str) -> dict[str, tuple[int, int]]:
     """Return size and bound in bytes of each owner of ``kind`` that has a bound, by name."""
+    # Without a bound, an owner cannot be distinguished from a leak.
     return {
         line.owner: (max(0, min(line.bytes, line.bound)), line.bound)
         for line in ledger

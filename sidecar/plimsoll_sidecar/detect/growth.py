@@ -381,5 +381,6 @@ class SlidingMinimum:
 
     def find_minimum(self) -> int:
         """Return the smallest mean of all completed slots, in bytes."""
-        means = [mean for _, mean, _ in self._slots]
+        means = [mean for _, mean, _ in self._slots]  # the minimum of single samples is noise
+        # Without the current slot, growth is not compared with itself.
         return int(min(means[:-1] or means))

@@ -1,7 +1,8 @@
 """Measure how much of a leak budget is consumed and how fast, and suspect leaks.
 
-Two shares are computed: the growth above the window's minimum as a share of the budget, and the
-growth above the baseline as a share of the memory limit. The larger one counts.
+The growth above the window's minimum is a share of the budget. The growth above the baseline is a
+share of the room between the baseline and the memory limit. The larger share counts. While demand
+is higher than ever before in the epoch, growth is judged only if a leak was already confirmed.
 """
 
 from __future__ import annotations
@@ -348,6 +349,7 @@ class MemoryWatch:
             if evidence.share >= 1.0:
                 unconfirmed = f"the budget is spent, but the growth {unconfirmed}"
         explains = (self.state.explained or 0) > MIN_EXPLAINED_SHARE * growth
+        # The ledger names no processes.
         own = None if explains else get_trigger_finder(evidence.segment)
         trigger = (own or self._triggers).find_trigger(self._suspected.since, t)
         hypothesis = describe_trigger(trigger) if trigger is not None else None

@@ -145,7 +145,7 @@ def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
 
 
 def compute_required_log_odds(remaining_s: float, window_s: float) -> float:
-    """Return the log-odds, at least 0, that confirm a leak this long before exhaustion.
+    """Return the log-odds, at least 0, that confirm a leak ``remaining_s`` before exhaustion.
 
     They rise with the remaining time, as a sequential test's threshold rises with the cost of a
     false alarm relative to that of waiting (Wald 1945).

@@ -122,10 +122,10 @@ class PauseHistory:
         computed: bool = False,
         interval_s: float = 0.0,
     ) -> None:
-        """Add a pause that ended with progress, ``silent_s`` to ``interval_s`` more seconds long.
+        """Add a pause that ended with progress, the longest among ``steps`` steps.
 
-        It was the longest among ``steps`` steps. If the engine ``computed``, for example a kernel,
-        it counts only for the rate of steps and for the demand.
+        It lasted at least ``silent_s``, and at most ``interval_s`` longer. If the engine
+        ``computed``, for example to compile, it counts only for the rate of steps and the demand.
         """
         seconds = silent_s + interval_s
         self.steps += max(1, steps)

@@ -162,7 +162,10 @@ def sum_unused_device_bytes(sample: Sample) -> int | None:
 
 
 def sum_torch_bytes(sample: Sample, field: str) -> int | None:
-    """Return the sum of a field of the engine's allocator over all devices; None if unknown."""
+    """Return the sum of a field of the engine's allocator over all devices.
+
+    None if unknown for any device.
+    """
     devices = [device.torch for device in sample.device]
     return _sum_sizes(getattr(t, field) if t else None for t in devices) if devices else None
 

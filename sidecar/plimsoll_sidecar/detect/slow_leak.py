@@ -145,7 +145,10 @@ class SlowLeakWatch:
         return self._cell is not None or self.peak is not None
 
     def add(self, t: float, growth: int, floor: int, limit: int | None) -> bool:
-        """Add a sample in bytes, and return whether the result was updated, as once per hour."""
+        """Add a sample in bytes, and report whether the result was updated, once per hour.
+
+        ``floor`` is the lowest total memory of the last seconds. ``limit`` is None if unknown.
+        """
         cell = int(t // CELL_WIDTH_S)
         self._highest = max(self._highest, floor)
         if cell == self._cell:

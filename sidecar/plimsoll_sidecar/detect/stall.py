@@ -266,7 +266,10 @@ class StallWatch:
 
 
 def _count_requests_needing_step(load: SampleLoad) -> int | None:
-    """Return how many requests wait for no grammar and no other engine's blocks, if known."""
+    """Return the number of requests in flight that need a step; None if unknown.
+
+    Requests that wait for a grammar or for another engine's KV blocks do not count.
+    """
     inflight = count_inflight(load)
     if inflight is None:
         return None

@@ -56,7 +56,8 @@ class HourGrowth(msgspec.Struct, array_like=True):
     Attributes:
         at: The number of the hour since 1970.
         seen_s: The observed seconds of the hour.
-        gains: The largest growth in bytes over each window of :data:`LEARNED_WINDOWS_H`.
+        gains: The largest growth in bytes over each window of :data:`LEARNED_WINDOWS_H` that ends
+        in the hour.
         incident: Whether a confirmed incident of this kind of memory was open or in its cooldown.
         most: The largest size of the memory in the hour, in bytes.
 
@@ -279,7 +280,10 @@ def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
 
 
 def clamp_budget(proposed_bytes: int, memory_limit: int | None, start_bytes: int) -> int:
-    """Return the proposed budget within its minimum and maximum, in bytes."""
+    """Return the proposed budget within its minimum and maximum, in bytes.
+
+    ``memory_limit`` is None if unknown. ``start_bytes`` is the size after a start.
+    """
     if memory_limit is None:
         return max(proposed_bytes, MIN_BUDGET_BYTES)
     max_bytes = max(1, int(MAX_SHARE_OF_HEADROOM * max(0, memory_limit - start_bytes)))

@@ -69,7 +69,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return Result(operation_id=self.operation_id, outcome=outcome, message=message)
 
     def sort_suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
-        """Return ``processes`` with the suspected process first."""
+        """Return ``processes`` with the suspected one first, as reports have a limited size."""
         return sorted(processes, key=lambda process: process.label != self.process)
 
 
@@ -84,7 +84,7 @@ class SlotRequest(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Reason for the refusal of a restart slot. Equal reasons have equal messages."""
+    """Refusal of a restart slot. ``message`` changes only if the cause changes."""
 
     reason: WaitReason
     message: str

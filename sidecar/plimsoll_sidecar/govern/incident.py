@@ -130,6 +130,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     def make_operation_id(self, verb: str) -> str:
         """Return a new ID for the next command of this incident, with the number of the command."""
+        # A full timeline drops steps; an older journal lacks ``sent``.
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"
 

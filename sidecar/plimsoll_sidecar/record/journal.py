@@ -192,7 +192,7 @@ class Journal:
     def read_unpublished(self) -> list[tuple[int, Incident]]:
         """Return incidents with their unpublished revisions, open incidents last.
 
-        At most :data:`MAX_INCIDENTS_PER_READ` incidents are returned.
+        At most :data:`MAX_INCIDENTS_PER_READ` are returned: open ones first, then the newest.
         """
         incidents = self._select_incidents(
             "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_INCIDENTS_PER_READ,)

@@ -77,7 +77,7 @@ class ProbeRequests:
     def collect(self, awaited_pids: Iterable[int], timeout_s: float) -> dict[int, bytes]:
         """Return the complete answers by PID; empty bytes for a failed request.
 
-        Only answers from ``awaited_pids`` are waited for, up to ``timeout_s``.
+        Wait up to ``timeout_s``, but only for ``awaited_pids``; others may have answered already.
         """
         deadline = time.monotonic() + timeout_s
         answers: dict[int, bytes] = {}

@@ -135,6 +135,7 @@ class ServerInfo:
 
     def _has_route(self, path: str) -> bool:
         try:
+            # 405 if the route exists for another method, 404 if it does not exist.
             return self._server.call("OPTIONS", path, REQUEST_TIMEOUT_S)[0] == 405
         except EngineError:
             return False

@@ -405,8 +405,9 @@ class TrimEffect(msgspec.Struct, frozen=True):
     def outcome(self) -> Outcome:
         """Outcome of the trim.
 
-        A trim succeeds if it frees at least :data:`MIN_TRIM_EFFECT_BYTES`. Otherwise, the outcome
-        is ``Failed``, or ``Unknown`` if the freed memory could not be measured.
+        A trim succeeds if it frees at least :data:`MIN_TRIM_EFFECT_BYTES` of host or device memory.
+        Otherwise, the outcome is ``Failed``, or ``Unknown`` if one of the two could not be
+        measured.
         """
         if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:
             return Outcome.SUCCEEDED
