@@ -104,7 +104,10 @@ class HttpServer:
         return int(self._listener.getsockname()[1])
 
     def watch(self, descriptor: int) -> None:
-        """Make :meth:`handle_events` return as soon as ``descriptor`` is readable."""
+        """Make :meth:`handle_events` return as soon as ``descriptor`` is readable.
+
+        The caller must read from the descriptor.
+        """
         self._poll.register(descriptor, select.POLLIN)
 
     def handle_events(self, wait_s: float) -> None:

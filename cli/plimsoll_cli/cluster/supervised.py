@@ -42,7 +42,10 @@ def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
 
 
 def list_policy_pods(cluster: Cluster, policy: Object) -> list[Object]:
-    """Return the pods that ``policy`` selects, including those without a supervisor."""
+    """Return the pods that ``policy`` selects, including those without a supervisor.
+
+    Raises RunError if the policy's selector is invalid.
+    """
     meta = policy["metadata"]
     try:
         selector = LabelSelector.model_validate(

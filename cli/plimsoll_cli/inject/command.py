@@ -347,7 +347,10 @@ class _ConfigMapNames:
         return str(meta.get("namespace") or ""), str(meta.get("name"))
 
     def find_name_conflict(self, document: Object, config_map: Object | None = None) -> str | None:
-        """Return an error message if the supervisor's ConfigMap has the name of another one."""
+        """Return an error message if the supervisor's ConfigMap has the name of another one.
+
+        ``config_map`` is None if it could not be created for another reason.
+        """
         namespace, name = self.make_key(document)
         key = (
             (namespace, make_supervisor_name(name))

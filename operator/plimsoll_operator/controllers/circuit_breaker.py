@@ -161,6 +161,7 @@ class CircuitBreaker:
                 return True
             if get_holder(newer) not in ("", OPERATOR_HOLDER):
                 self._lost[uid] += 1
+                # A client that writes one Lease constantly must not delay the other Leases.
                 return self._lost[uid] > MAX_LOST_RACES
             lease = newer
         return True
@@ -170,7 +171,10 @@ class CircuitBreaker:
         self._renewed.pop(lease["metadata"]["uid"], None)
 
     async def _write(self, lease: Object, holder: str) -> Object | None:
-        """Set the holder. If another client changed the Lease first, return the current Lease."""
+        """Set the holder. If another client changed the Lease first, return the current Lease.
+
+        Return None after a write or a lasting rejection. Raises ApiError if it may succeed later.
+        """
         spec = dict(lease.get("spec") or {})
         timestamp = format_rfc3339_micro(time.time())
         if spec.get("holderIdentity") != holder:

@@ -62,8 +62,8 @@ def list_claim_uses(pod: Object) -> tuple[ClaimUse, ...]:
 def list_allocated_devices(claim: Object, pod_uid: str, request: str = "") -> list[AllocatedDevice]:
     """Return the devices of ``claim`` for ``request``, or all of them without a request.
 
-    The list is empty if the claim is not reserved for the pod. Devices with administrative access
-    are omitted.
+    The list is empty if the claim is not reserved for the pod, because a pod may name any claim of
+    its namespace. Devices with administrative access are omitted.
     """
     status = claim.get("status") or {}
     if pod_uid not in {one.get("uid") for one in status.get("reservedFor") or ()}:

@@ -59,7 +59,10 @@ class GroupHistory:
         self._created.pop(key, None)
 
     def record_starts(self, key: Key, pods: Iterable[SelectedPod], now: str) -> list[GroupStarts]:
-        """Return the recent starts of each LeaderWorkerSet group among ``pods``."""
+        """Return the recent starts of each LeaderWorkerSet group among ``pods``.
+
+        ``now`` is RFC 3339.
+        """
         groups: dict[tuple[str, str], list[SelectedPod]] = defaultdict(list)
         for one in pods:
             ref, name = one.member.workload, one.member.group

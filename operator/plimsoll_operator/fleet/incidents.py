@@ -363,6 +363,7 @@ def find_surplus_incidents(
 
     Ended incidents are deleted first. The newest confirmed incident and all incidents younger than
     ``min_age_s`` are kept. ``other_count`` is the number of other incidents in the namespace.
+    ``now`` is RFC 3339.
     """
     order = sorted(incidents, key=lambda one: (_is_open(one), _get_creation_time(one)))
     newest = max(filter(_is_confirmed, order), key=_get_creation_time, default=None)

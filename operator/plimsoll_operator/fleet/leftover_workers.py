@@ -21,7 +21,8 @@ of up to 60 s each must notice a deletion."""
 def find_leftover_workers(pods: Iterable[PodView], now: str) -> Cause | None:
     """Return a cause that names the left-over workers among ``pods``; None if there are none.
 
-    ``pods`` must not be terminating. Clock skew between API servers can look the same.
+    ``pods`` must not be terminating. ``now`` is RFC 3339. Use the cause only to explain why a group
+    is not ready: clock skew between API servers can look the same.
     """
     groups: dict[str, list[PodView]] = defaultdict(list)
     for pod in pods:

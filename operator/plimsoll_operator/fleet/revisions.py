@@ -194,7 +194,7 @@ def _get_replica_set_name(pod: str) -> str:
 
 
 def make_workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
-    """Return the creation time and the evidence of each pod that is not terminating."""
+    """Return creation time (RFC 3339) and evidence of each pod that is not terminating."""
     active = [pod for pod in workload.pods if pod.state is not SupervisionState.LEAVING]
     return [(pod.created, _make_evidence(pod)) for pod in active]
 

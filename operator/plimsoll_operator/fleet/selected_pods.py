@@ -159,7 +159,7 @@ def summarize_pod(
 
 
 def _find_memory_request(spec: Object) -> int | None:
-    """Return the largest memory request of a container, in bytes."""
+    """Return the largest memory request of a container in bytes; None if none has one."""
     requests = ((one.get("resources") or {}).get("requests") or {} for one in spec["containers"])
     return max((parse_bytes(one["memory"]) for one in requests if "memory" in one), default=None)
 

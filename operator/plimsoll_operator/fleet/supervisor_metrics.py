@@ -53,7 +53,7 @@ SEGMENT_NAMES = frozenset(segment.value for segment in Segment)
 
 @dataclass(frozen=True)
 class SlowLeak:
-    """Slow leak of a replica; ``limit_s`` is the time until it reaches its memory limit."""
+    """Slow leak of a replica; ``limit_s`` is the time until its memory limit, if known."""
 
     kind: str
     segment: str
@@ -234,7 +234,10 @@ def parse_metrics_page(page: bytes) -> SupervisorMetrics:
 def _find_missing_signals(
     ages: Mapping[str, float | None], reasons: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...] | None:
-    """Return each signal missing for :data:`SIGNAL_MISSING_S`, with the reason."""
+    """Return each signal missing for :data:`SIGNAL_MISSING_S`, with the reason.
+
+    None if no age of a signal is known.
+    """
     known = {signal: ages.get(signal) for signal in SIGNALS}
     if not any(age is not None for age in known.values()):
         return None

@@ -69,7 +69,10 @@ def check_pod_fields(pod: Object, path: str, fields: OptionNames) -> None:
 
 
 def check_reserved_names(pod: Object, path: str) -> None:
-    """Reject containers and volumes whose names the supervisor needs. Raises InjectionError."""
+    """Reject containers and volumes whose names the supervisor needs. Raises InjectionError.
+
+    The pod must not have Plimsoll's supervisor yet.
+    """
     for field in ("initContainers", "containers"):
         for one in pod.get(field) or ():
             if one.get("name") in SUPERVISOR_CONTAINER_NAMES:

@@ -155,7 +155,10 @@ def _list_workloads(spec: Object, location: str) -> list[_Workload]:
 def _add_supervisor(
     workload: _Workload, name: str, model: str, options: InjectionOptions
 ) -> tuple[EngineContainer, Object] | str:
-    """Return the engine and the configuration that adds its supervisor, or why there is none."""
+    """Return the engine and the configuration that adds its supervisor, or why there is none.
+
+    Raises InjectionError.
+    """
     labels = (
         _get_object_field(workload.spec, "labels", workload.path)
         if "labels" in workload.spec

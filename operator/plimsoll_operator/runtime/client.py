@@ -177,7 +177,10 @@ class Api:
     async def _read_page(
         self, path: str, query: dict[str, str], accept: str = OBJECT_MEDIA_TYPE
     ) -> tuple[list[Object], str, str]:
-        """Return the objects of a page, the list's resource version, and the continue token."""
+        """Return the objects of a page, the list's resource version, and the continue token.
+
+        Raises OSError if the response is not a list, for example from a proxy.
+        """
         page = await self._call("GET", path, query, accept=accept)
         try:
             meta = page["metadata"]

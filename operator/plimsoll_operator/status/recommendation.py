@@ -23,8 +23,8 @@ def make_recommendation(
 ) -> Object | None:
     """Return the recommendation for ``revision``; None without enough data.
 
-    ``metrics`` are the values of the revision's pods, and ``request`` is the current memory request
-    in bytes.
+    ``metrics`` are the values of the revision's pods, ``request`` is the current memory request in
+    bytes, and ``now`` is RFC 3339.
     """
     same = previous if previous is not None and previous.get("revision") == revision else None
     if (

@@ -161,12 +161,14 @@ UPDATE_RETRY_PAUSE_S = 0.1
 
 def make_replica_key(group: GroupMember | None, uid: str) -> str:
     """Return the key for a replica's restarts: the pod's UID, or the multi-node group."""
+    # A restart of a group may replace its pods, which must not reset the restart budget.
     return uid if group is None or not group.key else f"group {group.key}"
 
 
 def read_pod_uid(token_file: Path) -> str:
     """Return this pod's UID from its service account token; empty if it cannot be read."""
     try:
+        # The signature is not verified, because the file belongs to this pod.
         payload = token_file.read_text().split(".")[1]
         claims = decode(
             base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), dict[str, Any]

@@ -143,6 +143,7 @@ class KubeClient:
 
     def estimate_server_time(self) -> float:
         """Return the server's time in Unix seconds; before the first response, this node's time."""
+        # Pods on different nodes compare these times.
         if self._server_time is None:
             return time.time()
         server_time, read_at = self._server_time

@@ -115,7 +115,10 @@ class Detector:
             self._epoch.resume(checkpoint, self._last_t)
 
     def _mark_device_as_shared(self, reason: str | None) -> None:
-        """Evaluate only the engine's own device memory from now on: other pods use the device."""
+        """Evaluate only the engine's own device memory from now on, unless ``reason`` is None.
+
+        A device stays shared, because another pod may take any memory that is freed.
+        """
         if not reason or self._shared:
             return
         self._shared = reason[:MAX_SHARED_REASON_CHARS]

@@ -168,7 +168,10 @@ class SlowLeakWatch:
         return True
 
     def resume(self, state: SlowState, t: float, limit: int | None) -> None:
-        """Continue at ``t`` from the state of an earlier watch, whose clock was another."""
+        """Continue at ``t`` from the state of an earlier watch in the same epoch.
+
+        The clocks differ, so all levels are shifted: the newest hour ends at ``t``.
+        """
         if not state.levels or not state.levels[0] or not state.peaks:
             return
         offset = t - HOUR_S / 2 - state.levels[0][-1].t

@@ -25,9 +25,10 @@ HEALTHY_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineSta
 
 
 class LastHealthyState(msgspec.Struct, frozen=True):
-    """Last healthy state of an epoch, or the last state with the most processes.
+    """Last healthy state of an epoch.
 
-    Sizes are in bytes; None if unknown. ``at`` is in Unix seconds.
+    If the epoch was never healthy, it is the last state with the most processes. Sizes are in
+    bytes; None if unknown. ``at`` is in Unix seconds.
     """
 
     epoch: str

@@ -59,8 +59,9 @@ def compute_publish_delay_s(
 ) -> float:
     """Return the seconds until ``incident`` may be published; 0 for immediately.
 
-    Write number n follows n²/5 s after the previous write, so that all writes but the last together
-    take half a day.
+    :data:`NEVER_S` means that only the end of the incident may still be published. ``now`` is the
+    monotonic time. Write number n follows n²/5 s after the previous write, so that all writes but
+    the last together take half a day.
     """
     if published_object is None or incident.ended:
         return 0.0

@@ -60,6 +60,7 @@ class EngineProcessTable:
         """Store the reported processes, without the supervisor and its ancestors."""
         named: dict[ProcessId, ProcessMemory] = {}
         for process in processes:
+            # Such a PID comes from another PID namespace.
             identity = identify(process.pid) if process.pid not in self._supervisor_pids else None
             if identity is not None:
                 named[identity] = process

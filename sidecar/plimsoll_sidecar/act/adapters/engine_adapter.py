@@ -80,7 +80,8 @@ class EngineAdapter(Protocol):
     def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
         """Lease a standby worker for ``lease_s`` seconds, and return its status; 0 ends the lease.
 
-        Return None if the engine does not report the status. Raises :class:`EngineError`.
+        The engine must have :attr:`Capability.STANDBY`. Return None if it does not report the
+        status. Raises :class:`EngineError`.
         """
 
     def restart_worker(self, command: Command) -> Result:

@@ -78,6 +78,7 @@ def read_connector_name(engine_type: EngineType, arguments: Sequence[str]) -> st
         if config is not None
         else []
     )
+    # NIXL determines how engines connect.
     return next(
         (name for name in names if name.startswith(NIXL_CONNECTOR_PREFIX)),
         names[0] if names else "",

@@ -63,7 +63,7 @@ MIN_TRIM_EFFECT_BYTES = 1 << 20
 
 
 class TerminationResult(msgspec.Struct, frozen=True):
-    """Summary of ending the processes, and an error that names those that still run."""
+    """Summary of ending the processes; ``error`` names those that still run, or is None."""
 
     summary: str
     error: str | None = None
