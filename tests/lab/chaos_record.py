@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,18 +40,9 @@ hand then, as :class:`~tests.lab.chaos.Person` does for groups of a service.
 """
 
 
-CONVERGES_S, OWN_S = 60.0, 30.0
-"""All must be well again within the first time, or within the second one after a plain group is."""
-
-
-def convergence_limit_s(after_s: Mapping[str, float]) -> float:
-    """The limit for ``after_s["converged"]``.
-
-    Kubernetes' own controllers may need the minute alone after outages of the API server: that
-    shows in ``after_s["a plain group"]``, which is absent if it was not back within
-    :data:`PLAIN_S`.
-    """
-    return max(CONVERGES_S, after_s.get("a plain group", math.inf) + OWN_S)
+CONVERGES_S = 60.0
+"""In all, with the time that Kubernetes' own controllers need. A group without Plimsoll, restarted
+after the same kills, shows how much that is; after outages of the API server, it may be all."""
 
 
 class History:

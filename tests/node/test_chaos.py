@@ -21,7 +21,7 @@ import pytest
 from tests.cluster.operator.conftest import FAST
 from tests.cluster.operator.test_groups import OWN, groups, names
 from tests.lab.chaos import Chaos, Generations, Person
-from tests.lab.chaos_record import PLAIN_S, History, PlainGroup, convergence_limit_s
+from tests.lab.chaos_record import CONVERGES_S, PLAIN_S, History, PlainGroup
 from tests.lab.kube import Kube, conditions, eventually
 from tests.lab.lab import Lab, mounted
 from tests.lab.leader_worker_set import LeaderWorkerSets
@@ -256,7 +256,7 @@ def test_no_request_fails_and_nothing_restarts_twice_while_processes_are_killed(
         for side in KV_ROLES:
             assert restarts[side] == leaks.begun[side], f"{side}: one for each leak"
         assert sorted(incidents()) == ["Resolved"] * leaks.begun.total(), found
-        assert after_s["converged"] <= convergence_limit_s(after_s)
+        assert after_s["converged"] <= CONVERGES_S
     finally:
         shutil.copytree(node.home / "log", tmp_path / "log")
         last = chaos.operators[-1]

@@ -31,7 +31,7 @@ from tests.cluster.operator.conftest import FAST, eventually
 from tests.cluster.operator.test_fleet_safety import OPENED, leaking
 from tests.cluster.operator.test_groups import OWN, SLOT, groups, names, pods, service, serving
 from tests.lab.chaos import Chaos, Generations, Person
-from tests.lab.chaos_record import PLAIN_S, VERBOSE, History, PlainGroup, convergence_limit_s
+from tests.lab.chaos_record import CONVERGES_S, PLAIN_S, VERBOSE, History, PlainGroup
 from tests.lab.lab import Lab
 from tests.lab.leader_worker_set import LeaderWorkerSets
 from tests.lab.operator import Operator
@@ -271,7 +271,7 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
                 seen = len(leaders.uids[name]) - 1
                 assert seen == leaders.asked[group], f"{name}: restarts asked and seen"
         assert leaders.most_down <= 1, "one slot"
-        assert after_s["converged"] <= convergence_limit_s(after_s)
+        assert after_s["converged"] <= CONVERGES_S
     finally:
         shutil.copytree(cluster.home / "log", tmp_path / "log")
         cluster.plane.restart_controller_manager()
