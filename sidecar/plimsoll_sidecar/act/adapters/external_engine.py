@@ -161,14 +161,13 @@ class ExternalEngine(OwnedEngine):
         )
 
     def read_arrivals(self) -> Arrivals | None:
-        """Return the requests that have ended or are in flight; None if the page lacks them.
-
-        Raises EngineError if the engine does not run.
-        """
+        """Return the requests that have ended or are in flight; None if the page lacks them."""
         load = self._scrape_load()
-        if load is None or load.requests_total is None:
+        with self._lock:
+            main = self._main
+        if load is None or load.requests_total is None or main is None:
             return None
-        return Arrivals(load.requests_total + (load.inflight or 0), self.status().uptime_s)
+        return Arrivals(load.requests_total + (load.inflight or 0), compute_age_s(main))
 
     def _find_processes(self) -> EngineProcesses:
         try:
