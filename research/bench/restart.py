@@ -6,15 +6,16 @@
     python -m bench.restart --model ... -- --tensor-parallel-size 4
 
 Three parts, on one engine process with real HTTP clients: ``--restarts`` restarts while one stream
-runs (from the admin call to the first token that the new worker made; the stream's longest pause
-may end later, with the capture of a graph); ``--loaded`` restarts under ``--streams`` streams of
-``--context`` prompt tokens each (the longest pause of every stream, and the tokens that the engine
-says it computed again); and starts of the whole engine from nothing to ready, each the second of
-two, so that weights are in the page cache and kernels are compiled. ``left_bytes`` is the
-most that torch had allocated, on all ranks together, above its baseline after a worker had left;
-``used_growth_mib`` how much more of any device was in use after the last restart than after the
-first, ``nvml_left_mib`` after the engine had ended than before it began. Figures of earlier runs
-that this one does not measure stay in the result file.
+runs (from the admin call to the first token that the new worker made, and to the next standby that
+is prepared, ``standby_return_p50_s``; the stream's longest pause may end later, with the capture of
+a graph); ``--loaded`` restarts under ``--streams`` streams of ``--context`` prompt tokens each (the
+longest pause of every stream, and the tokens that the engine says it computed again); and starts of
+the whole engine from nothing to ready, each the second of two, so that weights are in the page
+cache and kernels are compiled. ``left_bytes`` is the most that torch had allocated, on all ranks
+together, above its baseline after a worker had left; ``used_growth_mib`` how much more of any
+device was in use after the last restart than after the first, ``nvml_left_mib`` after the engine
+had ended than before it began. Figures of earlier runs that this one does not measure stay in the
+result file.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +138,14 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
             # The old worker's last token comes before the end of "stop_worker".
             until_ready = ("prepare_worker", "stop_worker", "start_worker")
             first = load.seen[0].first(asked + sum(steps[name] for name in until_ready))
+            if flags.standby:
+                await standby_prepared(engine)
+            prepared = time.monotonic()
         print(f"restart {number}: {first - asked:.3f} s, {ended - asked:.3f} s", file=sys.stderr)
         found.append({
             "first_token_s": round(first - asked, 4), "gap_s": round(gap, 4),
             "gap_ended_s": round(ended - asked, 4), "steps_s": steps,
+            "standby_s": round(prepared - asked, 4) if flags.standby else None,
             "stop": next(s.get("detail") for s in operation["steps"] if s["name"] == "stop_worker"),
             "left_bytes": left_bytes(operation), "device_bytes": device_bytes(),
         })  # fmt: skip
@@ -218,11 +224,14 @@ def main() -> None:
         kind = "standby_" if flags.standby else ""
         samples |= {f"{kind}light": quiet, f"{kind}loaded": busy, f"{kind}stages": stages}
         first = [one["first_token_s"] for one in quiet]
+        back = [one["standby_s"] for one in quiet if one["standby_s"] is not None]
         gaps = [gap for one in busy for gap in one["gaps_s"]]
         figures |= {
             f"{kind or 'restart_'}first_token_p50_s": compute_percentile(first, 0.5),
             f"{kind or 'restart_'}first_token_p99_s": compute_percentile(first, 0.99),
             f"{kind or 'restart_'}first_token_max_s": max(first, default=None),
+            f"{kind}return_p50_s": compute_percentile(back, 0.5),
+            f"{kind}return_max_s": max(back, default=None),
             f"{kind}restarts_count": len(first),
             f"{kind}cycles_count": len(cycles),
             f"{kind}left_bytes": max(left) if len(left) == len(cycles) else None,
