@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import random
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -21,6 +22,8 @@ SEGMENT = 176 << 10
 heap it would go back only if nothing newer lay above it."""
 WORD = 448
 """Bytes of what is known of a word, with its place in the table."""
+PREFIX = 568
+"""Bytes of what is known of a prefix, with its place in the table: as measured in CPython 3.11."""
 
 
 def answer_cache(bound: int = 72 * MIB) -> Take:
@@ -109,9 +112,46 @@ def seen_words(every: int = 112 * MIB // WORD) -> Take:
     return take
 
 
+def expiring_entries(
+    bound: int = 64 * MIB, lives_s: float = 75.0, clock: Callable[[], float] = time.monotonic
+) -> Take:
+    """What was computed for a user, kept for some while: what is too old goes, and the oldest
+    where there is no room."""
+    entries: deque[tuple[float, bytearray]] = deque()
+
+    def take(size: int) -> None:
+        now = clock()
+        for _ in range(max(1, size // LARGE)):
+            entries.append((now, bytearray(b"\1") * LARGE))
+            while entries[0][0] < now - lives_s or len(entries) * LARGE > bound:
+                entries.popleft()
+
+    return take
+
+
+def recent_prefixes(bound: int = 64 * MIB, every: int = 160 * MIB // PREFIX) -> Take:
+    """What is known of the prefixes that were used last. Some are used more often than others, so
+    that new ones get rarer, until the oldest go."""
+    known: OrderedDict[int, bytes] = OrderedDict()
+    uses = random.Random(1)
+
+    def take(size: int) -> None:
+        for _ in range(size // PREFIX):
+            prefix = int(every * uses.random() ** 2)
+            if prefix in known:
+                known.move_to_end(prefix)
+                continue
+            known[prefix] = bytes(USER - 128)
+            if len(known) * PREFIX > bound:
+                known.popitem(last=False)
+
+    return take
+
+
 BOUNDED: dict[str, Callable[..., Take]] = {
     function.__name__: function
     for function in (
         answer_cache, known_users, audit_ring, touched_table, generational_cache, seen_words,
+        expiring_entries, recent_prefixes,
     )
 }  # fmt: skip

@@ -23,6 +23,8 @@ SMALL, APART = 448, 400
 BYTES_HEADER, CRUMBS = 33, 8 << 10
 """Bytes of an empty ``bytes``, and the distance of the objects that are kept: one in each half of
 a pool of CPython's."""
+BUFFER, BUSY, SPREAD = 2 * MIB, 14.0, 5.0
+"""Bytes of a buffer of a pool, and how many are in use at once: the mean and the deviation."""
 PROGRAM = "import sys; held = bytearray(b'\\1') * int(sys.argv[1]); sys.stdin.read()"
 
 
@@ -303,12 +305,59 @@ def object_spikes(
     return tick
 
 
+def pooled_buffers(most: int = 36, draw_s: float = 1.0) -> Tick:
+    """A pool of buffers that are used again. It has as many as were ever in use at once, so that a
+    new one gets rare."""
+    pool: list[mmap.mmap] = []
+    busy, turn = random.Random(1), 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        while t >= turn * draw_s:
+            turn += 1
+            used = min(most, int(busy.gauss(BUSY * min(1.0, 0.2 + t / 60.0), SPREAD)))
+            while len(pool) < used:
+                pool.append(mmap.mmap(-1, BUFFER, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+                touch(pool[-1])
+
+    return tick
+
+
+def report_builds(
+    least: int = 16 * MIB, most: int = 72 * MIB, period_s: float = 30.0, lasts_s: float = 6.0
+) -> Tick:
+    """Reports of any size, built now and then. The allocator keeps what the largest took: a crumb
+    holds the top of the heap."""
+    sizes = random.Random(1)
+    work: list[int] = []
+    turn, size, record = -1, 0, 0
+
+    def tick(t: float) -> None:
+        nonlocal turn, size, record
+        if t >= (turn + 1) * period_s:
+            turn += 1
+            size = sizes.randrange(least, most)
+        since = t - turn * period_s
+        if since <= lasts_s:
+            due = int(size * since / lasts_s) // LARGE
+            work.extend(touched(LARGE) for _ in range(due - len(work)))
+        elif work:
+            if len(work) > record:
+                record = len(work)
+                touched(LARGE + PAGE)
+            for block in work:
+                libc.free(block)
+            work.clear()
+
+    return tick
+
+
 HEALTHY: dict[str, Callable[..., Tick]] = {
     function.__name__: function
     for function in (
         prompt_cache, large_cache, even_cache, doubling_table, high_water, night_jobs,
         compile_cache, resized_dict, lazy_models, arena_spread, weight_reload, flushed_log,
         two_caches, refilled_cache, open_sessions, pool_crumbs, short_programs, staircase,
-        uneven_stairs, object_spikes,
+        uneven_stairs, object_spikes, pooled_buffers, report_builds,
     )
 }  # fmt: skip

@@ -7,13 +7,16 @@ are in bytes, times in seconds.
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
+import random
 import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from leaklab.mechanisms import MIB, Take, Tick
+from leaklab.mechanisms import MIB, Take, Tick, pages, touch
 
 SLICE = 4096
 CACHED_PIECE, CACHED_PIECES, CACHED_S = 4 << 20, 40, 100.0
@@ -25,6 +28,8 @@ STAIR, STAIRS, STAIR_S = 20 * MIB, 5, 24.0
 SPLITS, SPLIT_S, RESULT = 5, 20.0, 12 * MIB
 """``RESULT`` is more than what is left of a block that one was split from, so that each needs a
 block of its own."""
+BATCHES, BATCH_S = (10 * MIB, 12 * MIB, 14 * MIB, 16 * MIB, 18 * MIB, 20 * MIB), 8.0
+"""Bytes of the buffers of each size of a batch. Torch's allocator takes as much for each."""
 
 
 # ---- leaks
@@ -174,6 +179,47 @@ def private_pools() -> Take:
     return take
 
 
+def hooked_outputs() -> Take:
+    """Outputs of a layer, gathered by a hook of a debugger that nobody has removed."""
+    gathered: list[Any] = []
+    layer = _torch().nn.Identity()
+    layer.register_forward_hook(lambda _layer, _given, made: gathered.append(made))
+
+    def take(size: int) -> None:
+        layer(_torch().ones(size // 2, dtype=_torch().bfloat16, device="cuda"))
+
+    return take
+
+
+def abandoned_streams() -> Take:
+    """A stream of its own for each piece of work, never destroyed. Torch's allocator keeps what the
+    work took, for that stream alone."""
+    streams: list[Any] = []
+
+    def take(size: int) -> None:
+        made = ctypes.c_void_p()
+        _torch().cuda.cudart().cudaStreamCreate(ctypes.addressof(made))
+        streams.append(_torch().cuda.ExternalStream(made.value))
+        with _torch().cuda.stream(streams[-1]):
+            _on_device(size)
+
+    return take
+
+
+def transfer_regions() -> Take:
+    """Shared memory that carries keys and values to other machines. Each connection registers
+    regions of its own with the device, and leaves them when it ends."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        region = mmap.mmap(-1, pages(size), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+        touch(region)
+        kept.append(_torch().frombuffer(region, dtype=_torch().uint8))
+        _torch().cuda.cudart().cudaHostRegister(kept[-1].data_ptr(), pages(size), 0)
+
+    return take
+
+
 # ---- growth that ends
 
 
@@ -272,6 +318,23 @@ def split_blocks() -> Tick:
     return tick
 
 
+def batch_buffers() -> Tick:
+    """Buffers for each size of a batch, made when the first such batch comes: larger ones are
+    rarer."""
+    kept: dict[int, Any] = {}
+    chance, turn = random.Random(1), 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        while t >= turn * BATCH_S:
+            turn += 1
+            size = min(int(chance.expovariate(0.6)), len(BATCHES) - 1)
+            if size not in kept:
+                kept[size] = _on_device(BATCHES[size])
+
+    return tick
+
+
 def vision_cache(bound: int = 96 * MIB) -> Take:
     """What an encoder made of the newest images: the oldest goes where there is no room."""
     kept: deque[tuple[int, Any]] = deque()
@@ -300,14 +363,15 @@ LEAKS: dict[str, Callable[[], Take]] = {
     for function in (
         retained_tensors, retained_slices, pinned_buffers, autograd_history, registered_buffers,
         device_workspaces, captured_tensors, kv_copies, pinned_outputs, frozen_cycles,
-        dlpack_capsules, adapter_copies, private_pools,
+        dlpack_capsules, adapter_copies, private_pools, hooked_outputs, abandoned_streams,
+        transfer_regions,
     )
 }  # fmt: skip
 HEALTHY: dict[str, Callable[[], Tick]] = {
     function.__name__: function
     for function in (
         device_cache, device_high_water, pinned_pool, shape_workspaces, stream_reserves,
-        device_stairs, split_blocks,
+        device_stairs, split_blocks, batch_buffers,
     )
 }  # fmt: skip
 BOUNDED: dict[str, Callable[[], Take]] = {vision_cache.__name__: vision_cache}

@@ -5,6 +5,8 @@ Tests ``leaklab/device_growth.py``.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from plimsoll_api.assessment import Segment
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CAUSES = {run.mechanism: run.cause for run in RUNS if isinstance(run.cause, Injection)}
-PIECES, SECONDS, LAST_S = 8, 240, 80
+PIECES, SECONDS, LAST_S = 8, 480, 80
 
 
 def held() -> dict[Segment, int]:
@@ -25,7 +27,9 @@ def held() -> dict[Segment, int]:
     return {Segment.TORCH_ALLOCATED: used, Segment.TORCH_RESERVED_UNUSED: unused}
 
 
-@pytest.mark.parametrize("name", ["adapter_copies", "private_pools"])
+@pytest.mark.parametrize(
+    "name", ["adapter_copies", "private_pools", "hooked_outputs", "abandoned_streams"]
+)
 def test_a_leak_grows_in_its_segment_by_what_it_was_told_to_take(name: str) -> None:
     torch.cuda.empty_cache()
     cause = CAUSES[name]
@@ -38,7 +42,23 @@ def test_a_leak_grows_in_its_segment_by_what_it_was_told_to_take(name: str) -> N
     assert held()[cause.segment] - before == pytest.approx(PIECES * cause.piece, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["device_stairs", "split_blocks"])
+def test_a_registered_region_is_shared_memory_of_the_host() -> None:
+    torch.ones(1, device="cuda")
+    cause = CAUSES["transfer_regions"]
+    take = device_growth.LEAKS["transfer_regions"]()
+    before = shared()
+    for _ in range(PIECES):
+        take(cause.piece)
+    assert shared() - before == PIECES * cause.piece
+
+
+def shared() -> int:
+    """Bytes of shared memory that are resident in this process."""
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(text.split("RssShmem:")[1].split()[0])
+
+
+@pytest.mark.parametrize("name", ["device_stairs", "split_blocks", "batch_buffers"])
 def test_growth_ends_at_the_bound_that_its_run_states(name: str) -> None:
     torch.cuda.empty_cache()
     tick, before, found = device_growth.HEALTHY[name](), torch.cuda.memory_reserved(), []

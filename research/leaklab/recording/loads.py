@@ -142,6 +142,12 @@ async def documents(client: httpx.AsyncClient, number: int) -> bool:
     return await complete(client, body(prompt(number, words), 16))
 
 
+async def articles(client: httpx.AsyncClient, number: int) -> bool:
+    """Prompts of 150 to 900 words, in no order, and short answers."""
+    words = int(150 * 6 ** random.Random(number).random())
+    return await complete(client, body(prompt(number, words), 16))
+
+
 async def chats(client: httpx.AsyncClient, number: int) -> bool:
     """Chats whose prompt has all that was said before, up to a number of turns; then new ones."""
     turn, chat = divmod(number, CHATS)
@@ -199,6 +205,31 @@ async def streaming(client: httpx.AsyncClient, number: int) -> bool:
     return True
 
 
+async def scored(client: httpx.AsyncClient, number: int) -> bool:
+    """Prompts and answers of many lengths. Every other client asks for the probabilities of the
+    tokens, and of up to ten others."""
+    lengths = random.Random(number)
+    words, tokens = int(8 * 20 ** lengths.random()), int(4 * 16 ** lengths.random())
+    more = {"logprobs": lengths.choice((1, 3, 5, 10))} if number % 2 else {}
+    return await complete(client, body(prompt(number, words), tokens, **more))
+
+
+async def streams_cut(client: httpx.AsyncClient, number: int) -> bool:
+    """All answers come as a stream, and one of six clients leaves in the middle of it."""
+    if number % 6:
+        await stream(client, prompt(number, 24), ANSWER_TOKENS)
+        return True
+    wish = body(prompt(number, 24), LONG_TOKENS, stream=True)
+    async with client.stream("POST", "/v1/completions", json=wish) as answer:
+        answer.raise_for_status()
+        lines = 0
+        async for line in answer.aiter_lines():
+            lines += line.startswith("data: {")
+            if lines == ANSWER_TOKENS:
+                return False
+    return True
+
+
 async def grammars(client: httpx.AsyncClient, number: int) -> bool:
     """Structured output, by a schema that no other number has."""
     return await _by_schema(client, number, number)
@@ -222,6 +253,13 @@ async def features(client: httpx.AsyncClient, number: int) -> bool:
     """One feature or another for each request, at random."""
     shapes = (several, logprobs, streaming, few_grammars, leaving)
     return await random.Random(number).choice(shapes)(client, number)
+
+
+async def blended(client: httpx.AsyncClient, number: int) -> bool:
+    """What a service gets on any day: mostly short answers and streams, and now and then others."""
+    shapes = (answers, streaming, mixed, logprobs, leaving)
+    shape = random.Random(number).choices(shapes, weights=(8, 6, 4, 1, 1))[0]
+    return await shape(client, number)
 
 
 class Adapters:
@@ -248,6 +286,7 @@ SHAPES: dict[str, Shape] = {
     one.__name__: one
     for one in (
         answers, long, growing, stepped, seesaw, documents, leaving, leaving_early, mixed, several,
-        logprobs, streaming, grammars, few_grammars, chats, features,
+        logprobs, streaming, grammars, few_grammars, chats, features, articles, scored,
+        streams_cut, blended,
     )
 }  # fmt: skip

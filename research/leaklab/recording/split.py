@@ -6,9 +6,9 @@ of the leaks, ordered by their SHA-256, are seen and held out in turn, and so ar
 healthy runs. A mechanism is in the same part on each engine.
 
 The held-out part has been read again and again since. Of the mechanisms that came later,
-:data:`LOTS`, a lot draws a third, before the first recording of any; the others are seen. What a
-lot drew is judged once. Once it is no longer in :data:`UNREAD`, it may be read like all held-out
-ones.
+:data:`LOTS`, a lot draws a third, before the first recording of any; the others are seen. Of the
+lots in :data:`WHOLE`, all are drawn. What a lot drew is judged once. Once it is no longer in
+:data:`UNREAD`, it may be read like all held-out ones.
 """
 
 from __future__ import annotations
@@ -136,16 +136,32 @@ LOTS = {
             "seesaw_prompts", "split_blocks", "staircase", "uneven_stairs",
         ),
     ),
+    20261130: (
+        (
+            "abandoned_streams", "aligned_buffers", "attached_blocks", "committed_slabs",
+            "compiled_patterns", "hooked_outputs", "lost_references", "source_lines",
+            "trace_spans", "transfer_regions", "unread_socket", "weak_table",
+        ),
+        (
+            "batch_buffers", "blended", "busy_restart", "expiring_entries", "late_articles",
+            "lulls", "lunch_rush", "pooled_buffers", "recent_prefixes", "report_builds", "scored",
+            "streams_cut",
+        ),
+    ),
 }  # fmt: skip
 """The mechanisms of each lot, leaks and healthy ones, by the seed that drew a third of both."""
-UNREAD = (20261128, 20261129)
-"""Lots whose drawn third nobody reads. That of 20261128 was judged on 27 November 2026; nothing was
-chosen on it."""
+WHOLE = (20261130,)
+"""Lots of which all are drawn, because the eight leaks that the two lots before drew are too few
+for an interval. Nobody looks at any recording of these, and they are judged once."""
+UNREAD = (20261128, 20261129, 20261130)
+"""Lots of which nobody reads what was drawn. That of 20261128 was judged on 27 November 2026;
+nothing was chosen on it."""
 
 
 def _lot(seed: int, names: Iterable[str]) -> dict[str, str]:
     every = sorted(names)
-    drawn = random.Random(seed).sample(every, len(every) // 3)
+    most = len(every) if seed in WHOLE else len(every) // 3
+    drawn = random.Random(seed).sample(every, most)
     part = DRAWN if seed in UNREAD else HELD_OUT
     return {name: part if name in drawn else SEEN for name in every}
 

@@ -1,4 +1,5 @@
-"""The first runs of vLLM that the rig can record; ``vllm_lot_runs.py`` has the later ones."""
+"""The first runs of vLLM that the rig can record; ``vllm_lot_runs.py`` and
+``vllm_drawn_runs.py`` have the later ones."""
 
 from __future__ import annotations
 

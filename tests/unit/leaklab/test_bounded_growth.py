@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import deque
 
 import pytest
 
@@ -49,7 +50,8 @@ STAYS = {
     "arena_spread": 80, "answer_cache": 72, "known_users": 230, "audit_ring": 80,
     "two_caches": 130, "refilled_cache": 90, "open_sessions": 72, "pool_crumbs": 84,
     "touched_table": 110, "staircase": 96, "uneven_stairs": 104, "object_spikes": 80,
-    "seen_words": 70,
+    "seen_words": 70, "pooled_buffers": 54, "report_builds": 72, "expiring_entries": 64,
+    "recent_prefixes": 75,
 }  # fmt: skip
 """What is held at the end, in MiB. A table that doubles holds the old one beside the new one."""
 BOUNDS = {
@@ -91,6 +93,22 @@ def test_it_goes_back_each_time(name: str) -> None:
     last = found[-LAST_S:]
     assert max(last) - min(last) >= 0.4 * max(found)
     assert max(last) <= 1.05 * max(found[:-LAST_S])
+
+
+def test_an_entry_goes_when_it_is_too_old() -> None:
+    now, held = 0.0, []
+    take = bounded_caches.expiring_entries(bound=64 * MIB, lives_s=75.0, clock=lambda: now)
+    entries = next(
+        cell.cell_contents
+        for cell in take.__closure__ or ()
+        if isinstance(cell.cell_contents, deque)
+    )
+    for second in range(200):
+        now = float(second)
+        take(MIB // 2)
+        held.append(sum(len(entry) for _, entry in entries))
+    assert held[74] == held[-1] - MIB // 2 == 75 * MIB // 2
+    assert max(held) == held[-1]
 
 
 def test_every_kind_has_its_bound_here() -> None:

@@ -26,6 +26,7 @@ from leaklab import (
     bounded_growth,
     device_growth,
     engine_leaks,
+    library_leaks,
     mechanisms,
     runtime_leaks,
     service_leaks,
@@ -226,6 +227,7 @@ TAKES: dict[str, Callable[[], Take]] = (
     | service_leaks.LEAKS
     | engine_leaks.LEAKS
     | runtime_leaks.LEAKS
+    | library_leaks.LEAKS
     | device_growth.LEAKS
     | bounded_caches.BOUNDED
     | device_growth.BOUNDED
