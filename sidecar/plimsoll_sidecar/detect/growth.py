@@ -222,10 +222,11 @@ class Trends:
         for horizon in self.horizons:
             horizon.expire_trend(point)
 
-    def find_steepest(self) -> Trend | None:
-        """Return the steepest trend of all horizons; None if no horizon has a trend."""
+    def find_steepest(self, min_rise: float = 0.0) -> Trend | None:
+        """Return the steepest trend that rises by ``min_rise`` bytes; None without such a trend."""
         trends = [horizon.trend for horizon in self.horizons if horizon.trend is not None]
-        return max(trends, key=lambda trend: trend.bytes_per_s, default=None)
+        large = [trend for trend in trends if trend.rise >= min_rise]
+        return max(large, key=lambda trend: trend.bytes_per_s, default=None)
 
     def clear(self) -> None:
         """Drop all floors and trends, but keep the swings."""
@@ -259,6 +260,12 @@ class GrowthHistory:
         """Subtract ``growth`` bytes from all points, because the base has risen by as much."""
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
+
+    def measure_pace(self) -> float:
+        """Return the mean pace of the growth since its beginning, in bytes per second."""
+        points = self._list_points_since(GROWTH_BEGIN_SHARE)
+        elapsed_s = points[-1][0] - points[0][0] if points else 0.0
+        return (points[-1][1] - points[0][1]) / elapsed_s if elapsed_s > 0.0 else 0.0
 
     def measure_latest_pace(self) -> float:
         """Return the pace of the last :data:`LATEST_GROWTH_WINDOW_S`, in bytes per second."""

@@ -256,17 +256,22 @@ class MemoryWatch:
             left = min(left, limit - floor.bytes)
         self.state.consumed_ratio = ratio
         if trend is not None:
-            left_s = self.state.exhaustion_s = max(0.0, left / trend.bytes_per_s)
-            # Half of the share must come from the trend itself.
+            # The steepest of several trends is often too steep, so the growth's own pace counts.
+            left_s = self.state.exhaustion_s = max(0.0, left / self._measure_pace())
             early_s = self.budget.window_s if trend.span_s >= at.slow_s else at.soon_s
             share = at.early_share if left_s <= early_s else at.suspect_share
-            if ratio < share or trend.rise < share / 2 * self.budget.growth_bytes:
-                trend = None
+            # Half of the share must come from the trend itself.
+            large = self._trends.find_steepest(share / 2 * self.budget.growth_bytes)
+            trend = large if ratio >= share else None
         if self._suspected is not None:
             if not self._suspected.update(point, trend, growth):
                 self._suspected = None
         elif trend is not None:
             self._suspected = SuspectedGrowth(trend, point, growth)
+
+    def _measure_pace(self) -> float:
+        """Return the mean pace of the growth in bytes per second, at least 1."""
+        return max(1.0, self._course.measure_pace())
 
     def _add_report(self, sample: Sample, point: Point) -> None:
         if self.bases:
@@ -315,7 +320,7 @@ class MemoryWatch:
             share=self.state.consumed_ratio or 0.0,
             left_s=self.state.exhaustion_s,
             window_s=self.budget.window_s,
-            life=growth / max(1.0, trend.bytes_per_s * (self._t - self.baseline.since)),
+            life=growth / (self._measure_pace() * max(1.0, self._t - self.baseline.since)),
             fading=trend.fading,
             climb=trend.climb,
             segment=self._segments.find_largest(),

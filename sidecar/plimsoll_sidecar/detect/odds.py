@@ -78,8 +78,9 @@ class Evidence:
 
     Attributes:
         share: The consumed share of the budget, which applies to ``window_s`` seconds.
-        left_s: The seconds until the budget is exhausted; None while nothing grows.
-        life: The growth, divided by what its rate would have added since the engine's start.
+        left_s: The seconds until the budget is exhausted at the growth's mean pace; None while
+            nothing grows.
+        life: The growth, divided by what its mean pace would have added since the engine's start.
         fading, climb: As in :class:`~plimsoll_sidecar.detect.growth.Trend`.
         segment: The segment that grew most.
 
