@@ -7,7 +7,6 @@ are in bytes, times in seconds.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
 import random
@@ -191,21 +190,6 @@ def hooked_outputs() -> Take:
     return take
 
 
-def abandoned_streams() -> Take:
-    """A stream of its own for each piece of work, never destroyed. Torch's allocator keeps what the
-    work took, for that stream alone."""
-    streams: list[Any] = []
-
-    def take(size: int) -> None:
-        made = ctypes.c_void_p()
-        _torch().cuda.cudart().cudaStreamCreate(ctypes.addressof(made))
-        streams.append(_torch().cuda.ExternalStream(made.value))
-        with _torch().cuda.stream(streams[-1]):
-            _on_device(size)
-
-    return take
-
-
 def transfer_regions() -> Take:
     """Shared memory that carries keys and values to other machines. Each connection registers
     regions of its own with the device, and leaves them when it ends."""
@@ -363,8 +347,7 @@ LEAKS: dict[str, Callable[[], Take]] = {
     for function in (
         retained_tensors, retained_slices, pinned_buffers, autograd_history, registered_buffers,
         device_workspaces, captured_tensors, kv_copies, pinned_outputs, frozen_cycles,
-        dlpack_capsules, adapter_copies, private_pools, hooked_outputs, abandoned_streams,
-        transfer_regions,
+        dlpack_capsules, adapter_copies, private_pools, hooked_outputs, transfer_regions,
     )
 }  # fmt: skip
 HEALTHY: dict[str, Callable[[], Tick]] = {

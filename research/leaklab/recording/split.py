@@ -138,9 +138,9 @@ LOTS = {
     ),
     20261130: (
         (
-            "abandoned_streams", "aligned_buffers", "attached_blocks", "committed_slabs",
-            "compiled_patterns", "hooked_outputs", "lost_references", "source_lines",
-            "trace_spans", "transfer_regions", "unread_socket", "weak_table",
+            "aligned_buffers", "attached_blocks", "committed_slabs", "compiled_patterns",
+            "hooked_outputs", "lost_references", "source_lines", "trace_spans",
+            "transfer_regions", "unread_socket", "weak_table",
         ),
         (
             "batch_buffers", "blended", "busy_restart", "expiring_entries", "late_articles",

@@ -16,7 +16,6 @@ from leaklab.recording.run import (
     RETAINED,
     SHARED,
     TENSORS,
-    UNUSED,
     VLLM,
     WAVES_OF_THREE,
     Injection,
@@ -55,11 +54,6 @@ RUNS = (
     Run(
         "vllm-190", VLLM, "hooked_outputs", MIXED, device=True,
         cause=Injection(TENSORS, "tokens", 12 * KIB, 2 * MIB),
-    ),
-    Run(
-        "vllm-191", VLLM, "abandoned_streams", LIGHT, device=True,
-        # Torch's allocator takes 20 MiB at once for a smaller tensor.
-        cause=Injection(UNUSED, "requests", 256 * KIB, 10 * MIB),
     ),
     Run(
         "vllm-192", VLLM, "transfer_regions", (Phase(60.0, 4.0, "leaving"),), device=True,
