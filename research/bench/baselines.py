@@ -45,10 +45,12 @@ class Baseline:
 
 
 def alarms(baseline: Baseline, t: Array, x: Array, limit: float, choice: Any) -> list[float]:
-    """When the rule would have acted."""
+    """When the rule would have acted; never in a life with fewer than two points to judge."""
+    width = max(1, round(GRID_S / (t[1] - t[0]))) if len(t) > 1 else 1
     late = t >= WARMUP_S
-    width = max(1, round(GRID_S / (t[1] - t[0])))
     t, x = t[late][::width], x[late][::width]
+    if len(t) < 2:
+        return []
     return _rearmed(baseline.rule(t, x, limit, choice))
 
 

@@ -49,3 +49,12 @@ def test_every_rule_keeps_silent_for_an_hour_after_an_alarm(name: str) -> None:
         times = alarms(BASELINES[name], t, x, LIMIT, choice)
         assert all(later - earlier >= REARM_S for earlier, later in pairwise(times))
         assert all(at >= 60 for at in times)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("points", [0, 1, 2, 70])
+def test_no_rule_judges_a_life_that_is_too_short(name: str, points: int) -> None:
+    """An engine that restarts soon leaves a minute of samples, or one."""
+    t = np.arange(points, dtype=np.float64)
+    for choice in BASELINES[name].choices:
+        assert alarms(BASELINES[name], t, np.full(points, 1.0), LIMIT, choice) == []
