@@ -111,10 +111,10 @@ def passed(rows: Iterable[Row]) -> list[tuple[str, float | None, str]]:
         )
         made.append(("trim and diagnosis of all processes", known["diagnosis_s"], told))
     stairs = known.get("staircases_count")
-    if stairs and stairs == known["staircase_subsided_count"]:
-        made.append(
-            ("device memory in steps to half of the budget", None, "Subsided after its end")
-        )
+    if stairs and known["staircase_confirmed_count"] == known["staircase_subsided_count"]:
+        confirmed = known["staircase_confirmed_count"]
+        told = f"{stairs} times; confirmed: {confirmed}, Subsided after its end: {confirmed}"
+        made.append(("device memory in steps to half of the budget", None, told))
     named: dict[str, Callable[[Row], str]] = {
         "leak": lambda row: f"leak of 2 MiB/s in {row['part']}, {row['memory']} memory",
         "stall": lambda row: (
