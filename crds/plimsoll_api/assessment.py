@@ -89,26 +89,16 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         slow_leak: Whether memory has grown for hours, beyond chance and without slowing down.
-        bytes_per_s: The growth rate, observed for ``span_s`` seconds.
-        slowest, fastest: The 90 % confidence interval of ``bytes_per_s``.
-        limit: The memory limit in bytes.
-        limit_s: The seconds until memory reaches the limit at ``bytes_per_s``.
-        limit_earliest_s, limit_latest_s: The same time at the rates ``fastest`` and ``slowest``.
-        no_time: Why these times are null.
+        bytes_per_s: The growth rate.
+        limit_s: The seconds until memory reaches its limit at this rate; null if the limit is
+            unknown.
 
     """
 
     slow_leak: bool = False
     segment: Segment | None = None
     bytes_per_s: float | None = None
-    slowest: float | None = None
-    fastest: float | None = None
-    span_s: float | None = None
-    limit: int | None = None
     limit_s: float | None = None
-    limit_earliest_s: float | None = None
-    limit_latest_s: float | None = None
-    no_time: str | None = None
 
 
 def format_suspicions(suspicions: Iterable[Suspicion]) -> list[str]:

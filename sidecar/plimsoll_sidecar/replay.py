@@ -160,7 +160,6 @@ def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator
             segment=slow.segment,
             bytes_per_s=slow.bytes_per_s,
             limit_s=slow.limit_s,
-            reason=slow.no_time,
         )
 
 

@@ -38,13 +38,7 @@ from plimsoll_sidecar.detect.growth import (
 )
 from plimsoll_sidecar.detect.odds import Evidence, SuspectedGrowth, compute_odds, is_confirmed
 from plimsoll_sidecar.detect.segments import LastScrape
-from plimsoll_sidecar.detect.slow_leak import (
-    SlowLeakWatch,
-    SlowState,
-    explain_missing_limit,
-    find_memory_limit,
-    make_slow_growth,
-)
+from plimsoll_sidecar.detect.slow_leak import SlowLeakWatch, SlowState, find_memory_limit
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_RISE_BYTES = 2 << 20
@@ -293,11 +287,8 @@ class MemoryWatch:
             self._update_slow()
 
     def _update_slow(self) -> None:
-        slow = self._slow_leak
-        if slow.is_known:
-            why = explain_missing_limit(self.memory, self._shared)
-            segment = self._segments.find_largest()
-            self.slow = make_slow_growth(slow.drift, slow.peak, self.state.limit, segment, why)
+        segment = self._segments.find_largest()
+        self.slow = self._slow_leak.make_report(self.state.limit, segment)
 
     # ---- the verdict
 

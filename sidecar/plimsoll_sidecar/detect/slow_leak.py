@@ -135,11 +135,6 @@ class SlowLeakWatch:
         self._low = Level(0.0, 0.0)
 
     @property
-    def is_known(self) -> bool:
-        """Whether the watch has lasted long enough for a result."""
-        return len(self._levels[0]) > MIN_STEPS
-
-    @property
     def has_started(self) -> bool:
         """Whether the watch has a sample, or continues from an earlier watch."""
         return self._cell is not None or self.peak is not None
@@ -166,6 +161,16 @@ class SlowLeakWatch:
         self._lows.clear()
         self._update_drift(limit)
         return True
+
+    def make_report(self, limit: int | None, segment: Segment | None) -> SlowGrowth | None:
+        """Return the result, for growth in ``segment``; None if the watch is too short for one."""
+        if len(self._levels[0]) <= MIN_STEPS or self.peak is None:
+            return None
+        if self.drift is None:
+            return SlowGrowth()
+        pace = self.drift.bytes_per_s
+        left_s = None if limit is None else round(max(0, limit - self.peak) / pace, 1)
+        return SlowGrowth(True, segment, round(pace, 3), left_s)
 
     def resume(self, state: SlowState, t: float, limit: int | None) -> None:
         """Continue at ``t`` from the state of an earlier watch in the same epoch.
@@ -268,44 +273,3 @@ def find_memory_limit(
         return None
     sizes = [device.total for device in sample.device if device.total]
     return sum(sizes) if len(sizes) == len(sample.device) else None
-
-
-def explain_missing_limit(memory: str, shared: bool) -> str:
-    """Return the reason why the limit of ``memory`` is unknown."""
-    if shared:
-        return "other pods use the device, so its free memory is not only for the engine"
-    if memory == "device":
-        return "the size of the device is unknown"
-    return "no memory limit is known: set spec.memory.host.limit or the engine's limit"
-
-
-def make_slow_growth(
-    drift: Drift | None,
-    peak: int | None,
-    limit: int | None,
-    segment: Segment | None,
-    no_limit_reason: str,
-) -> SlowGrowth:
-    """Return the report on ``drift``; an empty one if it is None."""
-    if drift is None:
-        return SlowGrowth()
-    slowest = max(0.0, drift.compute_bound(-CLEAR_QUANTILE))
-    fastest = drift.compute_bound(CLEAR_QUANTILE)
-    headroom = max(0, limit - peak) if limit is not None and peak is not None else None
-
-    def compute_time_left(pace: float) -> float | None:
-        return None if headroom is None or pace <= 0 else round(headroom / pace, 1)
-
-    return SlowGrowth(
-        slow_leak=True,
-        segment=segment,
-        bytes_per_s=round(drift.bytes_per_s, 3),
-        slowest=round(slowest, 3),
-        fastest=round(fastest, 3),
-        span_s=round(drift.span_s, 1),
-        limit=limit,
-        limit_s=compute_time_left(drift.bytes_per_s),
-        limit_earliest_s=compute_time_left(fastest),
-        limit_latest_s=compute_time_left(slowest),
-        no_time=no_limit_reason if headroom is None else None,
-    )

@@ -172,7 +172,7 @@ def test_growth_counts_from_the_end_of_each_epochs_warm_up() -> None:
 
 
 def test_a_slow_leak_has_its_line() -> None:
-    leak = SlowGrowth(slow_leak=True, bytes_per_s=4000.0, no_time="no limit")
+    leak = SlowGrowth(slow_leak=True, bytes_per_s=4000.0)
     seen = msgspec.structs.replace(ASSESSMENT, slow={"device": leak, "host": SlowGrowth()})
     lines = [line for line in draw(screen(assessment=seen), 160).splitlines() if "slow" in line]
     assert [line.strip() for line in lines] == [

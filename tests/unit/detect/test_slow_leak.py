@@ -22,13 +22,11 @@ from plimsoll_sidecar.detect.slow_leak import (
     MAX_STEPS,
     MIN_STEPS,
     NUM_SCALES,
-    Drift,
     Level,
     SlowLeakWatch,
     SlowState,
     estimate_drift,
     find_memory_limit,
-    make_slow_growth,
 )
 
 CELL_S = 300.0
@@ -176,9 +174,9 @@ def test_it_clears_when_the_growth_stops() -> None:
 
 def test_too_short_a_time_is_unknown() -> None:
     watch, _ = watched(lambda t: t * 1e4, MIN_STEPS)
-    assert not watch.is_known
+    assert watch.make_report(ROOM, None) is None
     watch, _ = watched(lambda t: t * 1e4, 2, watch=watch, since_h=MIN_STEPS)
-    assert watch.is_known
+    assert watch.make_report(ROOM, None) is not None
 
 
 def test_memory_is_bounded() -> None:
@@ -198,7 +196,6 @@ def test_it_goes_on_after_a_restart() -> None:
     kept = msgspec.json.decode(msgspec.json.encode(watch.state), type=SlowState)
     other = SlowLeakWatch()
     other.resume(kept, 5.0, ROOM)
-    assert other.is_known
     assert other.drift is not None
     assert other.drift.bytes_per_s == pytest.approx(watch.drift.bytes_per_s, rel=0.01)
     assert other.peak == watch.peak
@@ -228,28 +225,20 @@ def test_an_empty_state_starts_anew() -> None:
     assert watch.peak is None
 
 
-LEAK = Drift(bytes_per_s=1000.0, error=100.0, rise=1e8, span_s=1e5, fading=1.0)
-
-
-def test_time_to_the_limit_has_bounds() -> None:
-    said = make_slow_growth(LEAK, 1_000_000, 11_000_000, Segment.SHARED, "")
-    assert said.slow_leak
-    assert said.segment is Segment.SHARED
-    assert said.limit_s == 10_000
-    assert said.limit_earliest_s is not None
-    assert said.limit_latest_s is not None
-    assert said.limit_earliest_s < 10_000 < said.limit_latest_s
-    assert said.no_time is None
-
-
-def test_without_a_limit_there_is_no_time_and_a_reason() -> None:
-    said = make_slow_growth(LEAK, 1_000_000, None, None, "nobody set one")
-    assert (said.limit_s, said.limit_earliest_s, said.limit_latest_s) == (None, None, None)
-    assert said.no_time == "nobody set one"
-
-
-def test_a_limit_that_is_reached_leaves_no_time() -> None:
-    assert make_slow_growth(LEAK, 12_000_000, 11_000_000, None, "").limit_s == 0
+def test_the_time_until_the_limit_is_counted_from_the_highest_level() -> None:
+    watch, _ = watched(lambda t: 12 * MIB * t / HOUR, 48, 6 * GIB)
+    assert watch.drift is not None
+    assert watch.peak is not None
+    pace = watch.drift.bytes_per_s
+    said = watch.make_report(watch.peak + 1000 * MIB, Segment.SHARED)
+    assert said is not None
+    assert (said.slow_leak, said.segment) == (True, Segment.SHARED)
+    assert said.limit_s == pytest.approx(1000 * MIB / pace, abs=0.1)
+    unknown, reached = watch.make_report(None, None), watch.make_report(watch.peak - 1, None)
+    assert unknown is not None
+    assert unknown.limit_s is None
+    assert reached is not None
+    assert reached.limit_s == 0
 
 
 def test_whose_limit_it_is() -> None:

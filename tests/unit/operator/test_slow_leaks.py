@@ -33,7 +33,6 @@ LEAK = SlowGrowth(
     slow_leak=True,
     segment=Segment.MALLOC_IN_USE,
     bytes_per_s=12.34 * MIB_PER_HOUR,
-    limit=1 << 33,
     limit_s=5.2 * DAY,
 )
 
@@ -62,7 +61,7 @@ def test_a_slow_leak_names_replica_segment_rate_and_time() -> None:
 
 
 def test_without_a_limit_the_message_says_so() -> None:
-    leak = SlowGrowth(slow_leak=True, bytes_per_s=3 * MIB_PER_HOUR, no_time="none is set")
+    leak = SlowGrowth(slow_leak=True, bytes_per_s=3 * MIB_PER_HOUR)
     assert verdict(a=page(device=leak)).message == (
         "a: device memory grows by 3.0 MiB an hour, and no memory limit is known"
     )
