@@ -48,69 +48,39 @@ def combine_group(
     (:data:`LEADER_PLACEHOLDER` for the leader), in which growth is measured until the incident
     ends.
     """
+    pods = {LEADER_PLACEHOLDER: own_assessment} | {name: members[name] for name in sorted(members)}
     result, warm = own_assessment, own_assessment.warm
     for kind in GROWTH_INCIDENT_KINDS:
+        found = {name: worst for name, one in pods.items() if (worst := _find_worst(one, kind))}
         pod = origins.get(kind)
         if pod is None:
-            pod = _find_worst_pod(kind, own_assessment, members)
-        reported = own_assessment if pod == LEADER_PLACEHOLDER else members.get(pod)
-        suspicion = _find_suspicion(reported, kind)
-        if suspicion is not None:
-            others = _describe_other_leaks(kind, pod, own_assessment, members)
-            suspicion = replace(suspicion, pod=pod or None, evidence=[*suspicion.evidence, *others])
-        kept = [other for other in result.suspicions if other.kind is not kind]
-        result = replace(result, suspicions=[*kept, *([suspicion] if suspicion else [])])
+            pod = max(found, key=lambda name: _rank(found[name]), default=LEADER_PLACEHOLDER)
+        suspicions = [other for other in result.suspicions if other.kind is not kind]
+        if pod in found:
+            others = [
+                f"the memory of {f'pod {name}' if name else 'the leader'} also grows: by "
+                + format_bytes(one.bytes)
+                for name, one in found.items()
+                if name != pod
+            ]
+            worst = found[pod]
+            suspicions.append(replace(worst, pod=pod or None, evidence=[*worst.evidence, *others]))
+        result = replace(result, suspicions=suspicions)
         if pod != LEADER_PLACEHOLDER:
-            result = _replace_budget(result, kind, reported)
-            warm = warm and reported is not None and reported.warm
+            reported = pods.get(pod) or UNKNOWN_ASSESSMENT
+            warm = warm and reported.warm
+            if kind is IncidentKind.HOST_GROWTH:
+                result = replace(result, host=reported.host or UNKNOWN_BUDGET)
+            else:
+                device = reported.device or UNKNOWN_BUDGET
+                result = replace(result, device=device, reserved=reported.reserved)
     return replace(result, warm=warm)
 
 
-def _replace_budget(
-    own_assessment: Assessment, kind: IncidentKind, reported: Assessment | None
-) -> Assessment:
-    reported = reported or UNKNOWN_ASSESSMENT
-    if kind is IncidentKind.HOST_GROWTH:
-        return replace(own_assessment, host=reported.host or UNKNOWN_BUDGET)
-    device = reported.device or UNKNOWN_BUDGET
-    return replace(own_assessment, device=device, reserved=reported.reserved)
-
-
-def _find_worst_pod(
-    kind: IncidentKind, own_assessment: Assessment, members: Mapping[str, Assessment | None]
-) -> str:
-    worst, pod = _rank_suspicion(_find_suspicion(own_assessment, kind)), LEADER_PLACEHOLDER
-    for name in sorted(members):
-        rank = _rank_suspicion(_find_suspicion(members[name], kind))
-        if rank > worst:
-            worst, pod = rank, name
-    return pod
-
-
-def _describe_other_leaks(
-    kind: IncidentKind,
-    pod: str,
-    own_assessment: Assessment,
-    members: Mapping[str, Assessment | None],
-) -> list[str]:
-    others = {"the leader": own_assessment if pod != LEADER_PLACEHOLDER else None} | {
-        f"pod {name}": members[name] for name in sorted(members) if name != pod
-    }
-    return [
-        f"the memory of {name} also grows: by {format_bytes(suspicion.bytes)}"
-        for name, assessment in others.items()
-        if (suspicion := _find_suspicion(assessment, kind)) is not None
-    ]
-
-
-def _find_suspicion(assessment: Assessment | None, kind: IncidentKind) -> Suspicion | None:
+def _find_worst(assessment: Assessment | None, kind: IncidentKind) -> Suspicion | None:
     suspicions = assessment.suspicions if assessment else []
-    return max(
-        (each for each in suspicions if each.kind is kind), key=_rank_suspicion, default=None
-    )
+    return max((one for one in suspicions if one.kind is kind), key=_rank, default=None)
 
 
-def _rank_suspicion(suspicion: Suspicion | None) -> tuple[bool, float, int]:
-    if suspicion is None:
-        return False, -1.0, 0
+def _rank(suspicion: Suspicion) -> tuple[bool, float, int]:
     return suspicion.over_budget, suspicion.consumed_ratio, suspicion.bytes
