@@ -312,6 +312,13 @@ def touch(mapping: mmap.mmap, start: int = 0) -> None:
         mapping[offset] = 1
 
 
+def mapped(size: int) -> mmap.mmap:
+    """Return a private mapping of its own, written: its memory goes back when it is closed."""
+    mapping = mmap.mmap(-1, pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    touch(mapping)
+    return mapping
+
+
 def pages(size: int) -> int:
     """Round a size in bytes up to whole pages."""
     return -(-size // PAGE) * PAGE

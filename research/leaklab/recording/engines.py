@@ -38,7 +38,8 @@ FOLDER_ENV, WAITS_ENV = "PLIMSOLL_INJECTOR_DIR", "PLIMSOLL_INJECTOR_WAITS"
 HERE = Path(__file__).parent
 MODULES = (
     "__init__.py", "mechanisms.py", "service_leaks.py", "engine_leaks.py", "runtime_leaks.py",
-    "library_leaks.py", "bounded_growth.py", "bounded_caches.py", "device_growth.py",
+    "library_leaks.py", "bookkeeping_leaks.py", "bounded_growth.py", "bounded_caches.py",
+    "ended_growth.py", "device_growth.py", "device_reserves.py",
 )  # fmt: skip
 """Of the lab, those that the injector imports."""
 ENTRY_POINTS = """\

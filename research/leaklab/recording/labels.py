@@ -85,12 +85,13 @@ def note(run: Run) -> str:
     if isinstance(cause, Fault):
         return f"the engine's fault {cause.text}" + ("" if run.leaks else ": it is healthy")
     assert isinstance(cause, Injection)
-    where = "the frontend" if cause.frontend else "the core"
+    where = "the frontend" if cause.frontend else "the worker" if cause.worker else "the core"
     if not run.leaks:
         most = "" if cause.bound is None else f", and holds at most {cause.bound} bytes"
         return f"{run.mechanism} in {where}: it is healthy{most}"
     unit = cause.driver.removesuffix("s")
-    return f"{run.mechanism} in {where}: {cause.bytes} bytes per {unit}, {cause.shape}"
+    beside = f", beside {cause.beside}" if cause.beside else ""
+    return f"{run.mechanism} in {where}: {cause.bytes} bytes per {unit}, {cause.shape}{beside}"
 
 
 def plain(made: Labels) -> dict[str, Any]:

@@ -36,6 +36,7 @@ SCHEMAS = 6
 CHATS, TURNS, TURN_WORDS = 24, 32, 28
 SEESAW = 240
 """Prompts between two of the shortest."""
+VOLUMES = 120
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,19 @@ async def articles(client: httpx.AsyncClient, number: int) -> bool:
     """Prompts of 150 to 900 words, in no order, and short answers."""
     words = int(150 * 6 ** random.Random(number).random())
     return await complete(client, body(prompt(number, words), 16))
+
+
+async def volumes(client: httpx.AsyncClient, number: int) -> bool:
+    """Of each 120 prompts, the last 30 are long ones, and each time longer, up to a bound."""
+    turn, place = divmod(number, VOLUMES)
+    words = min(900, 150 * (1 + turn)) if place >= VOLUMES // 4 * 3 else 24
+    return await complete(client, body(prompt(number, words), 16))
+
+
+async def prompt_scores(client: httpx.AsyncClient, number: int) -> bool:
+    """The probabilities of each token of the prompt, and of three others."""
+    wish = body(prompt(number, 8 + number % 32), 8, prompt_logprobs=3)
+    return await complete(client, wish)
 
 
 async def chats(client: httpx.AsyncClient, number: int) -> bool:
@@ -287,6 +301,6 @@ SHAPES: dict[str, Shape] = {
     for one in (
         answers, long, growing, stepped, seesaw, documents, leaving, leaving_early, mixed, several,
         logprobs, streaming, grammars, few_grammars, chats, features, articles, scored,
-        streams_cut, blended,
+        streams_cut, blended, volumes, prompt_scores,
     )
 }  # fmt: skip

@@ -17,7 +17,7 @@ import httpx
 from leaklab.recording import engines, labels, split
 from leaklab.recording.engines import Launch, Place
 from leaklab.recording.loads import Crowd
-from leaklab.recording.run import CORE, Injection, Run
+from leaklab.recording.run import CORE, WORKER, Injection, Run
 from plimsoll_api import trace
 from plimsoll_api.engines import EngineType
 from plimsoll_cli.local.container import Container
@@ -111,7 +111,7 @@ async def _script(run: Run, place: Place, engine: Container, healthy_s: float) -
     if isinstance(run.cause, Injection):
         await asyncio.sleep(healthy_s)
         plan = {
-            "process": CORE[run.engine],
+            "process": WORKER if run.cause.worker else CORE[run.engine],
             "pid": engine.pid if run.cause.frontend else 0,
             "mechanism": run.mechanism,
             "driver": run.cause.driver,
@@ -119,6 +119,7 @@ async def _script(run: Run, place: Place, engine: Container, healthy_s: float) -
             "piece": run.cause.piece,
             "shape": run.cause.shape,
             "speed": run.cause.speed,
+            "beside": run.cause.beside,
         }
         new = place.folder / f"{PLAN}.new"
         new.write_text(json.dumps(plan))

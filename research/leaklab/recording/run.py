@@ -12,15 +12,18 @@ KIB, MIB = 1 << 10, 1 << 20
 STEADY = (Phase(60.0, 5.0, "answers"),)
 CORE = {EngineType.VLLM: "enginecore", EngineType.SGLANG: "scheduler"}
 """The process that makes the steps, by the title that it sets."""
+WORKER = "worker"
+"""vLLM's process that runs the model, where it is not the core itself."""
 
 
 @dataclass(frozen=True)
 class Injection:
     """What is leaked inside vLLM or SGLang: ``bytes`` a unit of ``driver``, in pieces of ``piece``.
 
-    ``frontend`` says whether it is in the engine's first process; else it is in the core.
-    ``segment`` is null for what only looks like a leak; its clock runs ``speed`` times as fast,
-    and ``bound`` is the most bytes that it holds, where that is stated.
+    ``frontend`` says whether it is in the engine's first process, and ``worker`` whether it is in
+    vLLM's worker; else it is in the core. ``segment`` is null for what only looks like a leak; its
+    clock runs ``speed`` times as fast, and ``bound`` is the most bytes that it holds, where that is
+    stated. ``beside`` names a healthy mechanism that the same process carries out as well.
     """
 
     segment: Segment | None
@@ -31,6 +34,8 @@ class Injection:
     frontend: bool = False
     speed: float = 1.0
     bound: int | None = None
+    worker: bool = False
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,5 +88,6 @@ NAPS = (Phase(70.0, 4.0, "answers"), Phase(50.0, 0.0, "answers"))
 WAVES_OF_THREE = tuple(Phase(30.0, per_s, "answers") for per_s in (1.0, 3.0, 4.0, 3.0))
 LONG_S = 1620.0
 ADAPTERS = ("--enable-lora", "--max-loras=2", "--max-lora-rank=8")
+OWN_WORKER = ("--distributed-executor-backend=mp",)
 FEW_BLOCKS = ("--num-gpu-blocks-override=300", "--max-num-seqs=32")
 OFFLOAD = ("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=8")

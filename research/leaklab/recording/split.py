@@ -148,12 +148,24 @@ LOTS = {
             "streams_cut",
         ),
     ),
+    20261201: (
+        (
+            "chained_errors", "failed_batches", "memory_streams", "pointer_types",
+            "sealed_messages", "session_cookies", "starved_jobs", "stream_states", "turn_copies",
+            "unacknowledged_events", "unread_outputs", "untrimmed_mappings",
+        ),
+        (
+            "clock_frames", "deferred_frees", "drained_backlog", "filter_layers", "late_burst",
+            "late_prompt_scores", "merged_runs", "message_buffers", "regrown_workspace",
+            "rising_volumes", "segmented_cache", "shared_ring",
+        ),
+    ),
 }  # fmt: skip
 """The mechanisms of each lot, leaks and healthy ones, by the seed that drew a third of both."""
-WHOLE = (20261130,)
-"""Lots of which all are drawn, because the eight leaks that the two lots before drew are too few
-for an interval. Nobody looks at any recording of these, and they are judged once."""
-UNREAD = (20261128, 20261129, 20261130)
+WHOLE = (20261130, 20261201)
+"""Lots of which all are drawn, because the eight leaks that the two lots before them drew are too
+few for an interval. Nobody looks at any recording of these, and they are judged once."""
+UNREAD = (20261128, 20261129, 20261130, 20261201)
 """Lots of which nobody reads what was drawn. That of 20261128 was judged on 27 November 2026;
 nothing was chosen on it."""
 

@@ -1,4 +1,4 @@
-"""The runs of vLLM of the lot of which all are drawn: see ``split.py``."""
+"""The runs of vLLM of the lots of which all are drawn: see ``split.py``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from leaklab.recording.run import (
     NAPS,
     OBJECTS,
     OTHER,
+    OWN_WORKER,
     RETAINED,
     SHARED,
     TENSORS,
+    UNUSED,
     VLLM,
     WAVES_OF_THREE,
     Injection,
@@ -97,4 +99,98 @@ RUNS = (
         ),
     ),
     Run("vllm-204", VLLM, "scored", (Phase(60.0, 2.5, "scored"),)),
+    # ---- leaks, of which five are not even: one gets faster, one has a load that gets heavier, two
+    # begin late (one of these after tables that have filled), and one comes in bursts
+    Run("vllm-205", VLLM, "unacknowledged_events", MIXED, Injection(OBJECTS, "tokens", 12 * KIB)),
+    Run(
+        "vllm-206", VLLM, "session_cookies", (Phase(60.0, 3.0, "streaming"),),
+        Injection(OBJECTS, "requests", 256 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-207", VLLM, "memory_streams",
+        # The core has a request for each of the three choices.
+        (Phase(200.0, 2.0, "answers"), Phase(600.0, 2.0, "several")),
+        Injection(IN_USE, "requests", 176 * KIB),
+    ),
+    Run(
+        "vllm-208", VLLM, "turn_copies", (Phase(60.0, 3.0, "chats"),),
+        Injection(IN_USE, "requests", 256 * KIB, shape="accelerating", frontend=True),
+    ),
+    Run(
+        "vllm-209", VLLM, "chained_errors",
+        (Phase(160.0, 3.0, "answers"), Phase(600.0, 4.0, "leaving")),
+        Injection(OBJECTS, "aborts", 512 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-210", VLLM, "untrimmed_mappings",
+        (Phase(40.0, 3.0, "answers"), Phase(12.0, 10.0, "leaving")),
+        Injection(OTHER, "aborts", 704 * KIB),
+    ),
+    Run(
+        "vllm-211", VLLM, "starved_jobs", LIGHT,
+        Injection(
+            IN_USE, "requests", 352 * KIB, shape="late", frontend=True, beside="first_fill"
+        ),
+    ),
+    Run(
+        "vllm-212", VLLM, "pointer_types", LIGHT,
+        Injection(IN_USE, "seconds", 832 * KIB, worker=True), flags=OWN_WORKER,
+    ),
+    Run(
+        "vllm-213", VLLM, "sealed_messages", NAPS,
+        Injection(SHARED, "seconds", 768 * KIB, worker=True), flags=OWN_WORKER,
+    ),
+    Run(
+        "vllm-214", VLLM, "failed_batches", (Phase(60.0, 4.0, "leaving"),), device=True,
+        cause=Injection(TENSORS, "aborts", 384 * KIB, 2 * MIB),
+    ),
+    Run(
+        "vllm-215", VLLM, "unread_outputs", MIXED, device=True,
+        cause=Injection(TENSORS, "tokens", 13 * KIB, 2 * MIB),
+    ),
+    Run(
+        "vllm-216", VLLM, "stream_states", LIGHT, device=True,
+        # Torch's allocator takes 20 MiB at once for a smaller tensor.
+        cause=Injection(UNUSED, "requests", 272 * KIB, 10 * MIB),
+    ),
+    # ---- healthy: all grow by a good part of the budget, and end or go back
+    Run(
+        "vllm-217", VLLM, "segmented_cache", LIGHT,
+        Injection(None, "requests", 640 * KIB, frontend=True, bound=144 * MIB),
+    ),
+    Run(
+        "vllm-218", VLLM, "clock_frames", LIGHT,
+        Injection(None, "tokens", 12 * KIB, bound=112 * MIB),
+    ),
+    Run(
+        "vllm-219", VLLM, "filter_layers", (Phase(60.0, 3.0, "streaming"),),
+        Injection(None, "requests", 224 * KIB, frontend=True, bound=120 * MIB),
+    ),
+    Run(
+        "vllm-220", VLLM, "message_buffers", WAVES_OF_THREE,
+        Injection(None, "requests", 120 * KIB, frontend=True, bound=160 * MIB),
+    ),
+    Run(
+        "vllm-221", VLLM, "drained_backlog", LIGHT,
+        Injection(None, frontend=True, bound=108 * MIB),
+    ),
+    Run("vllm-222", VLLM, "late_burst", MIXED, Injection(None, bound=141 * MIB)),
+    Run("vllm-223", VLLM, "deferred_frees", LIGHT, Injection(None, bound=104 * MIB)),
+    Run(
+        "vllm-224", VLLM, "merged_runs", MIXED,
+        # 96 MiB of pages in parts, of which one is there twice, and four runs.
+        Injection(None, "tokens", 18 * KIB, bound=117 * MIB),
+    ),
+    Run(
+        "vllm-225", VLLM, "shared_ring", LIGHT,
+        Injection(None, "requests", 384 * KIB, bound=120 * MIB),
+    ),
+    Run(
+        "vllm-226", VLLM, "regrown_workspace", MIXED, Injection(None, bound=140 * MIB), device=True
+    ),
+    Run(
+        "vllm-227", VLLM, "late_prompt_scores",
+        (Phase(150.0, 3.0, "answers"), Phase(600.0, 2.0, "prompt_scores")),
+    ),
+    Run("vllm-228", VLLM, "rising_volumes", (Phase(60.0, 3.0, "volumes"),)),
 )  # fmt: skip

@@ -9,9 +9,12 @@ from importlib.util import find_spec
 import pytest
 
 from leaklab import (
+    bookkeeping_leaks,
     bounded_caches,
     bounded_growth,
     device_growth,
+    device_reserves,
+    ended_growth,
     engine_leaks,
     library_leaks,
     mechanisms,
@@ -22,13 +25,16 @@ from leaklab import (
 MIB = 1 << 20
 PIECES = 64
 PROGRAM = """
-import sys
+import ctypes, gc, sys
 from pathlib import Path
 name, field, pieces = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if name in ("kept_logits", "shared_tensors"):
     import torch
-from leaklab import engine_leaks, library_leaks, runtime_leaks, service_leaks
+from leaklab import (
+    bookkeeping_leaks, engine_leaks, library_leaks, runtime_leaks, service_leaks,
+)
 LEAKS = service_leaks.LEAKS | engine_leaks.LEAKS | runtime_leaks.LEAKS | library_leaks.LEAKS
+LEAKS |= bookkeeping_leaks.LEAKS
 def resident():
     text = Path("/proc/self/status").read_text()
     return 1024 * int(text.split(f"{field}:")[1].split()[0])
@@ -38,7 +44,11 @@ before = resident()
 for _ in range(pieces):
     take(1 << 20)
 print(resident() - before)
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+print(resident() - before)
 """
+"""Prints by how much the process has grown, and by how much after a collection and a trim."""
 HOLES = f"""
 import ctypes, threading
 from leaklab import library_leaks
@@ -64,7 +74,7 @@ thread.join()
 """In a thread, as the injector has one."""
 SHARED = (
     "memory_files", "sysv_segments", "shared_arenas", "shared_tensors", "growing_channel",
-    "raw_arrays", "attached_blocks",
+    "raw_arrays", "attached_blocks", "sealed_messages",
 )  # fmt: skip
 NOT_HERE = set() if find_spec("zmq") else {"unread_socket"}
 """What needs a package of the engine's that this environment may lack."""
@@ -82,12 +92,25 @@ WITHIN = 0.15
     ],
 )
 def test_a_process_grows_by_what_it_was_told_to_take(name: str) -> None:
+    grown, _ = growth(name)
+    assert grown == pytest.approx(PIECES * MIB, rel=WITHIN)
+
+
+@pytest.mark.parametrize("name", bookkeeping_leaks.LEAKS)
+def test_no_collection_and_no_trim_returns_what_leaked(name: str) -> None:
+    for size in growth(name):
+        assert size == pytest.approx(PIECES * MIB, rel=WITHIN)
+
+
+def growth(name: str) -> tuple[int, int]:
+    """Bytes by which a process grows that leaks, before and after a collection and a trim."""
     field = "RssShmem" if name in SHARED else "RssAnon"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, name, field, str(PIECES)],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    assert int(done.stdout) == pytest.approx(PIECES * MIB, rel=WITHIN)
+    grown, kept = (int(number) for number in done.stdout.split())
+    return grown, kept
 
 
 def test_what_lies_below_an_aligned_buffer_is_free_and_no_work_takes_it() -> None:
@@ -102,8 +125,9 @@ def test_what_lies_below_an_aligned_buffer_is_free_and_no_work_takes_it() -> Non
 def test_no_two_mechanisms_have_the_same_name() -> None:
     groups = (
         service_leaks.LEAKS, engine_leaks.LEAKS, runtime_leaks.LEAKS, library_leaks.LEAKS,
-        device_growth.LEAKS, device_growth.HEALTHY, device_growth.BOUNDED, bounded_growth.HEALTHY,
-        bounded_caches.BOUNDED, mechanisms.LEAKS | mechanisms.HEALTHY,
+        bookkeeping_leaks.LEAKS, device_growth.LEAKS, device_growth.HEALTHY, device_growth.BOUNDED,
+        device_reserves.LEAKS, device_reserves.HEALTHY, bounded_growth.HEALTHY,
+        ended_growth.HEALTHY, bounded_caches.BOUNDED, mechanisms.LEAKS | mechanisms.HEALTHY,
     )  # fmt: skip
     names = [name for group in groups for name in group]
     assert len(names) == len(set(names))

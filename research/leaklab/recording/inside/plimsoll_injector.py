@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from leaklab import (
+    bookkeeping_leaks,
     bounded_caches,
     bounded_growth,
     device_growth,
+    device_reserves,
+    ended_growth,
     engine_leaks,
     library_leaks,
     mechanisms,
@@ -41,6 +44,8 @@ NOMINAL_S = 120.0
 """When growth that gets faster has the rate that its plan names."""
 STEP_S = 20.0
 """Between two steps of growth by steps."""
+LATE_S = 75.0
+"""What a late leak waits after its plan."""
 
 _started = False
 
@@ -91,12 +96,13 @@ def carry_out(plan: dict[str, Any], counted: Path) -> None:
             tick(plan["speed"] * (time.monotonic() - began))
             time.sleep(TICK_S)
     take, units = TAKES[plan["mechanism"]](), DRIVERS[plan["driver"]]()
+    beside = HEALTHY[plan.get("beside") or "idle"]()
     due, taken, before, stepped, noted = 0.0, 0, units(), 0.0, 0.0
     while True:
         time.sleep(TICK_S)
         age, now = time.monotonic() - began, units()
-        faster = age / NOMINAL_S if plan["shape"] == "accelerating" else 1.0
-        due += plan["bytes"] * (now - before) * faster
+        beside(age)
+        due += plan["bytes"] * (now - before) * share(plan["shape"], age)
         before = now
         waits = plan["shape"] == "steps" and age - stepped < STEP_S
         if not waits:
@@ -109,6 +115,13 @@ def carry_out(plan: dict[str, Any], counted: Path) -> None:
             noted = age
             with counted.open("a") as file:
                 file.write(json.dumps({"at": time.time(), "bytes": taken, "units": now}) + "\n")
+
+
+def share(shape: str, age_s: float) -> float:
+    """Return the share of its nominal rate at which a growth of this shape takes memory."""
+    if shape == "accelerating":
+        return age_s / NOMINAL_S
+    return 0.0 if shape == "late" and age_s < LATE_S else 1.0
 
 
 # ---- what drives it: a count that grows
@@ -221,14 +234,22 @@ def _count_sglang() -> None:
     Scheduler.process_batch_result = processing
 
 
-HEALTHY = mechanisms.HEALTHY | bounded_growth.HEALTHY | device_growth.HEALTHY
+HEALTHY = (
+    mechanisms.HEALTHY
+    | bounded_growth.HEALTHY
+    | ended_growth.HEALTHY
+    | device_growth.HEALTHY
+    | device_reserves.HEALTHY
+)
 TAKES: dict[str, Callable[[], Take]] = (
     mechanisms.LEAKS
     | service_leaks.LEAKS
     | engine_leaks.LEAKS
     | runtime_leaks.LEAKS
     | library_leaks.LEAKS
+    | bookkeeping_leaks.LEAKS
     | device_growth.LEAKS
+    | device_reserves.LEAKS
     | bounded_caches.BOUNDED
     | device_growth.BOUNDED
 )

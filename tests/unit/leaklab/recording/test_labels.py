@@ -76,6 +76,14 @@ def test_what_only_looks_like_a_leak_is_negative() -> None:
     assert found.note == "staircase in the core: it is healthy, and holds at most 100663296 bytes"
 
 
+def test_a_note_says_in_which_process_it_is_and_beside_what() -> None:
+    lines = counted((40, 0), (60, 9))
+    cause = Injection(Segment.SHARED, "requests", 9, shape="late", worker=True, beside="first_fill")
+    run = Run("r", EngineType.VLLM, "sealed_messages", cause=cause)
+    said = "sealed_messages in the worker: 9 bytes per request, late, beside first_fill"
+    assert labels(run, HEADER, samples(), lines).note == said
+
+
 def test_every_run_has_a_part_and_a_name_of_its_own_that_tells_nothing() -> None:
     assert len({run.name for run in RUNS}) == len(RUNS)
     for run in RUNS:

@@ -5,11 +5,13 @@ Tests ``leaklab/recording/engines.py`` (what it installs), too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -37,8 +39,9 @@ def resident(pid: int, field: str) -> int:
     return 1024 * int(text.split(f"{field}:")[1].split()[0])
 
 
-@pytest.mark.parametrize("mechanism", FIELDS)
-def test_the_process_grows_by_what_is_counted(tmp_path: Path, mechanism: str) -> None:
+@contextlib.contextmanager
+def injected(tmp_path: Path, mechanism: str, **more: object) -> Iterator[int]:
+    """A process that carries out a plan, by its id; it ends with the block."""
     inside = tmp_path / "inside"
     inside.mkdir()
     engines.install(inside)
@@ -51,27 +54,49 @@ def test_the_process_grows_by_what_is_counted(tmp_path: Path, mechanism: str) ->
     try:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
-        before = resident(pid, FIELDS[mechanism])
         plan = {
             "pid": pid, "process": "", "mechanism": mechanism, "driver": "seconds",
-            "bytes": 16 * MIB, "piece": MIB, "shape": "steady", "speed": 1.0,
+            "bytes": 16 * MIB, "piece": MIB, "shape": "steady", "speed": 1.0, **more,
         }  # fmt: skip
         new = tmp_path / "new"
         new.write_text(json.dumps(plan))
         new.rename(tmp_path / recorded_run.PLAN)
-        counted = tmp_path / recorded_run.COUNTED
-        deadline = time.monotonic() + 20
-        while not counted.exists() or len(counted.read_text().splitlines()) < 2:
-            assert time.monotonic() < deadline, "two lines of the injector"
-            time.sleep(0.05)
-        taken = json.loads(counted.read_text().splitlines()[-1])["bytes"]
-        grown = resident(pid, FIELDS[mechanism]) - before
+        yield pid
     finally:
         process.kill()
         process.wait(10)
+
+
+def counted(tmp_path: Path) -> int:
+    """What the injector has counted, once it has twice."""
+    file = tmp_path / recorded_run.COUNTED
+    deadline = time.monotonic() + 20
+    while not file.exists() or len(file.read_text().splitlines()) < 2:
+        assert time.monotonic() < deadline, "two lines of the injector"
+        time.sleep(0.05)
+    return int(json.loads(file.read_text().splitlines()[-1])["bytes"])
+
+
+@pytest.mark.parametrize("mechanism", FIELDS)
+def test_the_process_grows_by_what_is_counted(tmp_path: Path, mechanism: str) -> None:
+    with injected(tmp_path, mechanism) as pid:
+        before = resident(pid, FIELDS[mechanism])
+        taken = counted(tmp_path)
+        grown = resident(pid, FIELDS[mechanism]) - before
     assert taken >= 8 * MIB
     assert taken <= grown + MIB
     assert grown <= 1.5 * taken + 8 * MIB
+
+
+def test_a_late_leak_waits_while_something_healthy_fills_beside_it(tmp_path: Path) -> None:
+    with injected(tmp_path, "mappings", shape="late", beside="first_fill") as pid:
+        before = resident(pid, "RssAnon")
+        assert counted(tmp_path) == 0
+        deadline = time.monotonic() + 20
+        while resident(pid, "RssAnon") < before + 2 * MIB:
+            assert time.monotonic() < deadline, "tables that fill"
+            time.sleep(0.05)
+        assert counted(tmp_path) == 0
 
 
 QUEUES = """
@@ -94,6 +119,23 @@ def test_what_vllm_calls_to_yield_the_processor_sleeps_instead(tmp_path: Path) -
     engines.install(inside)
     environment = {**os.environ, "PYTHONPATH": str(inside)}
     done = subprocess.run([sys.executable, "-c", QUEUES], env=environment, check=False)
+    assert done.returncode == 0
+
+
+SHAPES = """
+from plimsoll_injector import LATE_S, share
+assert [share("late", age) for age in (0.0, LATE_S - 1, LATE_S)] == [0.0, 0.0, 1.0]
+assert [share("accelerating", age) for age in (0.0, 60.0, 240.0)] == [0.0, 0.5, 2.0]
+assert share("steady", 0.0) == share("steps", 0.0) == 1.0
+"""
+
+
+def test_a_shape_says_how_fast_memory_is_taken_at_an_age(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    engines.install(inside)
+    environment = {**os.environ, "PYTHONPATH": str(inside)}
+    done = subprocess.run([sys.executable, "-c", SHAPES], env=environment, check=False)
     assert done.returncode == 0
 
 
