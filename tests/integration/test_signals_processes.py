@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from plimsoll_api.admin import ProcessMemory, Role
-from plimsoll_sidecar.signals import resident_memory
+from plimsoll_sidecar.signals import process_table, resident_memory
 from plimsoll_sidecar.signals.process_table import identify
 from plimsoll_sidecar.signals.resident_memory import EngineProcessTable
 
@@ -74,11 +75,45 @@ def test_processor_time_is_unknown_where_one_process_cannot_be_read(
     """Counted as none, the engine would seem to rest."""
     processes = EngineProcessTable()
     processes.set_processes([ProcessMemory(Role.WORKER, engine.pid)])
+    processes.read()
     (child,) = set(processes.get_labels()) - {engine.pid}
-    monkeypatch.setattr(resident_memory, "read_cpu_s", lambda pid: 2.0 if pid == child else 3.0)
-    assert processes.read_helpers_cpu_s() == 5.0
-    monkeypatch.setattr(resident_memory, "read_cpu_s", lambda pid: None if pid == child else 3.0)
-    assert processes.read_helpers_cpu_s() is None
+    readings = [process_table.read_process(pid) for pid in (engine.pid, child)]
+    spent = [reading.cpu_s for reading in readings if reading is not None]
+    assert processes.sum_helpers_cpu_s() == pytest.approx(sum(spent), abs=0.1)
+    assert spent[0] > 0
+    monkeypatch.setattr(
+        resident_memory,
+        "read_process",
+        lambda pid: None if pid == child else process_table.read_process(pid),
+    )
+    host = processes.read()
+    assert processes.sum_helpers_cpu_s() is None
+    assert (host.processes, host.rss_anon) == (2, None)
+
+
+def test_a_sample_reads_no_file_of_a_process_more_often_than_it_must(
+    engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The identity before and after the memory; everything else follows from these readings."""
+    read_proc_file, counts = process_table.read_proc_file, Counter[tuple[int, str]]()
+
+    def read(pid: int, name: str, *limit: int) -> bytes:
+        counts[pid, name] += 1
+        return read_proc_file(pid, name, *limit)
+
+    for module in (process_table, resident_memory):
+        monkeypatch.setattr(module, "read_proc_file", read)
+    processes = EngineProcessTable()
+    processes.set_processes([ProcessMemory(Role.FRONTEND, engine.pid)])
+    processes.read()
+    assert processes.frontend_lives
+    assert processes.main_process == identify(engine.pid)
+    processes.sum_helpers_cpu_s()
+    (child,) = processes.get_labels().keys() - {engine.pid}
+    assert counts[engine.pid, "stat"] <= 4, "as reported, twice while read, and by this test"
+    assert counts[child, "stat"] == 2
+    assert counts[engine.pid, "status"] == counts[child, "status"] == 1
+    assert counts[engine.pid, f"task/{engine.pid}/children"] == 1
 
 
 def test_our_own_pid_named_by_an_engine_is_of_another_namespace() -> None:

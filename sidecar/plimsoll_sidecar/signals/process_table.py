@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from plimsoll_api.control_group import MemoryGroup, parse_memory_group
 from plimsoll_api.trace import OpenFiles
 
 MAX_ANCESTORS = 64
+READ_CHUNK_BYTES = 8 << 10
 MAX_COMMAND_WORDS = 64
 # A process can change its arguments, which may have megabytes. psutil would read all of them
 # (docs/decisions/0002-libraries.md).
@@ -38,20 +40,23 @@ OPEN_FILES_PERIOD_S = 15.0
 # Kernels before 6.2 do not count open files. They are counted one by one, up to this number.
 MAX_COUNTED_FILES = 65_536
 ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def read_proc_file(pid: int, name: str, max_bytes: int = -1) -> bytes:
+def read_proc_file(pid: int, name: str, max_bytes: int = sys.maxsize) -> bytes:
     """Return up to ``max_bytes`` bytes of ``/proc/PID/NAME``, or all. Raises OSError."""
     # pathlib would intern the numbers of processes and threads. The interpreter would rebuild its
     # table of interned strings every few hundred samples, and the heap may keep the megabyte.
-    with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
-        if max_bytes < 0:
-            return file.read()
+    # open() would make five more system calls, and these files are read some fifty times a sample.
+    descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
+    try:
         pieces, remaining = [], max_bytes
-        while remaining > 0 and (piece := file.read(remaining)):  # a page at a time
+        while piece := os.read(descriptor, min(remaining, READ_CHUNK_BYTES)):  # a page at a time
             pieces.append(piece)
             remaining -= len(piece)
         return b"".join(pieces)
+    finally:
+        os.close(descriptor)
 
 
 def list_entry_names(folder: str | Path, max_entries: int) -> list[str]:
@@ -70,16 +75,37 @@ class ProcessId(msgspec.Struct, frozen=True):
     started: int
 
 
-def identify(pid: int) -> ProcessId | None:
+class ProcessReading(NamedTuple):
+    """A process that is no zombie, and the CPU seconds of it and its ended children."""
+
+    process: ProcessId
+    cpu_s: float
+
+
+def read_process(pid: int) -> ProcessReading | None:
     """Return the process with this PID; None if it does not exist or is a zombie."""
+    fields = _read_stat_fields(pid)
+    if fields is None:
+        return None
+    return ProcessReading(
+        ProcessId(pid, int(fields[19])), sum(map(int, fields[11:15])) / _TICKS_PER_S
+    )
+
+
+def identify(pid: int) -> ProcessId | None:
+    """Return the identity of the process with this PID; None if it has ended or is a zombie."""
+    fields = _read_stat_fields(pid)
+    return None if fields is None else ProcessId(pid, int(fields[19]))
+
+
+def _read_stat_fields(pid: int) -> list[bytes] | None:
+    # The fields from the third on, because the second is a name in any encoding.
     try:
-        stat = read_proc_file(pid, "stat")  # the name may have any encoding
+        stat = read_proc_file(pid, "stat")
     except OSError:
         return None
-    fields = stat.rpartition(b")")[2].split()
-    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
-        return None
-    return ProcessId(pid, int(fields[19]))
+    fields = stat[stat.rfind(b")") + 1 :].split()
+    return None if len(fields) < 20 or fields[0] in (b"Z", b"X") else fields
 
 
 def is_running(process: ProcessId) -> bool:
@@ -89,8 +115,8 @@ def is_running(process: ProcessId) -> bool:
 
 def compute_age_s(process: ProcessId) -> float:
     """Return the seconds since the process started."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / ticks)
+    boottime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return max(0.0, boottime_s - process.started / _TICKS_PER_S)
 
 
 def send_signal(
@@ -223,15 +249,6 @@ def read_children(pid: int) -> list[int] | None:
         else:
             return children
     return None
-
-
-def read_cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds of the process and its ended children; None if it has ended."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return None
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def read_command_line(pid: int) -> list[str]:

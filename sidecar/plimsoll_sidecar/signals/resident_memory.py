@@ -18,12 +18,16 @@ from plimsoll_sidecar.signals.process_table import (
     identify,
     is_running,
     read_children,
-    read_cpu_s,
+    read_proc_file,
+    read_process,
 )
 
 # The memory of more processes is unknown: a fork bomb in the engine's container must not stop the
 # sampler.
 MAX_PROCESSES = 256
+# Lines of /proc/PID/status, as fields of ResidentMemory in its order. The name of the process in
+# the first line cannot contain a line break.
+SIZE_KEYS = (b"\nRssAnon:", b"\nRssFile:", b"\nRssShmem:", b"\nVmSwap:", b"\nHugetlbPages:")
 
 
 class ResidentMemory(msgspec.Struct, frozen=True):
@@ -47,11 +51,14 @@ class EngineProcessTable:
     """Processes of one engine: those that it reports, and their descendants.
 
     They can be read while the engine does not answer. A process that reuses a PID is not mistaken
-    for one of them.
+    for one of them. All other results belong to the last :meth:`read`.
     """
 
     def __init__(self) -> None:
         self._reported: dict[ProcessId, ProcessMemory] = {}
+        self._running: list[ProcessId] = []
+        self._family: dict[ProcessId, ProcessMemory] | None = {}
+        self._cpu_s: dict[ProcessId, float] = {}
         self._has_huge_pages = has_huge_pages()
         own = psutil.Process()
         self._supervisor_pids = {own.pid, *(ancestor.pid for ancestor in own.parents())}
@@ -64,37 +71,41 @@ class EngineProcessTable:
             identity = identify(process.pid) if process.pid not in self._supervisor_pids else None
             if identity is not None:
                 named[identity] = process
-        self._reported = named
+        self._reported, self._running = named, list(named)
 
     @property
     def main_process(self) -> ProcessId | None:
         """The running frontend, or else another running process; None if no process runs."""
-        alive = [p for p in self._reported if is_running(p)]
-        alive.sort(key=lambda p: self._reported[p].role is not Role.FRONTEND)
-        return alive[0] if alive else None
+        return min(
+            self._running,
+            key=lambda process: self._reported[process].role is not Role.FRONTEND,
+            default=None,
+        )
 
     @property
     def frontend_lives(self) -> bool | None:
         """Whether the frontend is running; None if no frontend was reported."""
         frontends = [p for p, process in self._reported.items() if process.role is Role.FRONTEND]
-        return any(is_running(p) for p in frontends) if frontends else None
+        return any(p in self._running for p in frontends) if frontends else None
 
     def read(self) -> Host:
         """Return the sums over all processes; unknown if any process could not be read."""
-        living = self._find_running()
-        if living is None:
+        self._running = [process for process in self._reported if is_running(process)]
+        family = self._family = self._find_family()
+        if family is None:
             return Host()
-        if not living:
+        if not family:
             return Host(processes=0 if self._reported else None)
-        read = {pid: identify(pid) for pid in living} | {p.pid: p for p in self._reported}
         sizes = {
-            pid: _limit_anonymous_bytes(read_resident_memory(pid), process.private)
-            for pid, process in living.items()
+            process: _limit_anonymous_bytes(read_resident_memory(process.pid), reported.private)
+            for process, reported in family.items()
         }
-        changed = any(identify(pid) != read[pid] for pid in living)
-        if changed or any(size is None for size in sizes.values()):
+        readings = [read_process(process.pid) for process in family]
+        self._cpu_s = dict(reading for reading in readings if reading is not None)
+        has_changed = family.keys() != self._cpu_s.keys()
+        known_sizes = {process: size for process, size in sizes.items() if size is not None}
+        if has_changed or len(known_sizes) < len(sizes):
             return Host(processes=len(sizes))
-        known_sizes = {pid: size for pid, size in sizes.items() if size is not None}
         return Host(
             rss_anon=sum(size.anon for size in known_sizes.values()),
             rss_file=sum(size.file for size in known_sizes.values()),
@@ -106,57 +117,59 @@ class EngineProcessTable:
             processes=len(known_sizes),
             by_process=[  # the ledger includes the memory of a standby
                 RoleRss(
-                    living[pid].label,
+                    family[process].label,
                     size.anon,
                     size.shmem,
                     size.swap,
-                    sum_known((living[pid].malloc_in_use, living[pid].python_objects)),
-                    living[pid].malloc_retained,
+                    sum_known((family[process].malloc_in_use, family[process].python_objects)),
+                    family[process].malloc_retained,
                 )
-                for pid, size in known_sizes.items()
-                if living[pid].name != STANDBY_PROCESS_NAME
+                for process, size in known_sizes.items()
+                if family[process].name != STANDBY_PROCESS_NAME
             ],
         )
 
     def get_labels(self) -> dict[int, str]:
         """Return the labels of the running processes by PID; empty if not all are known."""
-        return {pid: process.label for pid, process in (self._find_running() or {}).items()}
+        return {process.pid: reported.label for process, reported in (self._family or {}).items()}
 
-    def read_helpers_cpu_s(self) -> float | None:
+    def sum_helpers_cpu_s(self) -> float | None:
         """Return the CPU seconds of all processes except the frontend, or of the frontend alone.
 
-        None if a process cannot be read.
+        None if a process could not be read.
         """
-        living = self._find_running()
-        if living is None:
-            return None
-        helpers = [pid for pid, p in living.items() if p.role is not Role.FRONTEND] or list(living)
-        spent = [read_cpu_s(pid) for pid in helpers]
+        family = self._family or {}
+        helpers = [p for p, reported in family.items() if reported.role is not Role.FRONTEND]
+        spent = [self._cpu_s.get(process) for process in helpers or family]
         known_times = [s for s in spent if s is not None]
         return sum(known_times) if len(known_times) == len(spent) and any(known_times) else None
 
-    def _find_running(self) -> dict[int, ProcessMemory] | None:
-        named = {p.pid: process for p, process in self._reported.items() if is_running(p)}
-        processes = dict(named)
-        waiting = list(named)
+    def _find_family(self) -> dict[ProcessId, ProcessMemory] | None:
+        # The running processes and their descendants; None if they are not all known.
+        family = {process: self._reported[process] for process in self._running}
+        pids = {process.pid for process in family}
+        waiting = list(family.items())
         while waiting:
-            parent = waiting.pop()
-            started = read_children(parent)
-            if started is None or len(processes) + len(started) > MAX_PROCESSES:
+            parent, reported = waiting.pop()
+            started = read_children(parent.pid)
+            if started is None or len(family) + len(started) > MAX_PROCESSES:
                 return None
-            for child in started:
+            for pid in started:
                 # A zombie has no memory, and stays until its parent reads its exit status.
-                if child not in processes and identify(child) is not None:
-                    # A child of a standby is idle, too, and shares the standby's pages.
-                    waits = processes[parent].name == STANDBY_PROCESS_NAME
-                    processes[child] = ProcessMemory(
-                        Role.OTHER,
-                        child,
-                        name=STANDBY_PROCESS_NAME if waits else None,
-                        private=0 if waits else None,
-                    )
-                    waiting.append(child)
-        return processes
+                child = identify(pid) if pid not in pids else None
+                if child is None:
+                    continue
+                # A child of a standby is idle, too, and shares the standby's pages.
+                waits = reported.name == STANDBY_PROCESS_NAME
+                family[child] = ProcessMemory(
+                    Role.OTHER,
+                    pid,
+                    name=STANDBY_PROCESS_NAME if waits else None,
+                    private=0 if waits else None,
+                )
+                pids.add(pid)
+                waiting.append((child, family[child]))
+        return family
 
 
 def _limit_anonymous_bytes(
@@ -169,25 +182,22 @@ def _limit_anonymous_bytes(
 
 def read_resident_memory(pid: int) -> ResidentMemory | None:
     """Return the memory of the process; None if it does not exist or is a zombie."""
-    values: dict[bytes, int] = {}
     try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            for line in status:
-                if line.startswith((b"Rss", b"VmSwap:", b"HugetlbPages:")):
-                    key, size = line.split()[:2]
-                    values[key] = int(size) * 1024
-    except (OSError, ValueError):
+        status = read_proc_file(pid, "status")
+    except OSError:
         return None
-    try:
-        return ResidentMemory(
-            values[b"RssAnon:"],
-            values[b"RssFile:"],
-            values[b"RssShmem:"],
-            values.get(b"VmSwap:"),
-            values.get(b"HugetlbPages:"),
-        )
-    except KeyError:
+    anon, file, shmem, swap, hugetlb = (_read_size(status, key) for key in SIZE_KEYS)
+    if anon is None or file is None or shmem is None:
         return None
+    return ResidentMemory(anon, file, shmem, swap, hugetlb)
+
+
+def _read_size(status: bytes, key: bytes) -> int | None:
+    begin = status.find(key)
+    if begin < 0:
+        return None
+    begin += len(key)
+    return int(status[begin : status.index(b"kB", begin)]) * 1024
 
 
 def has_huge_pages(meminfo_path: str = "/proc/meminfo") -> bool:

@@ -254,7 +254,7 @@ class Sampler:
         if host.frontend_lives is None and status is None and host.processes:
             host.frontend_lives = False if self._engine.has_ended() else None
         if status is not None:
-            host.cpu_s = self._processes.read_helpers_cpu_s()
+            host.cpu_s = self._processes.sum_helpers_cpu_s()
         first = self._processes.main_process
         pid = first.pid if first is not None else None
         if first != self._group_of:

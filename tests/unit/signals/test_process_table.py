@@ -27,10 +27,10 @@ from plimsoll_sidecar.signals.process_table import (
     read_children,
     read_command_line,
     read_command_name,
-    read_cpu_s,
     read_environment_variable,
     read_parent_pids,
     read_proc_file,
+    read_process,
 )
 from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 
@@ -79,10 +79,11 @@ def test_parents_ages_and_time_are_those_of_the_process() -> None:
     assert read_parent_pids()[own.pid] == os.getppid()
     assert 0 < compute_age_s(own) < 86_400
     times = os.times()
-    spent = read_cpu_s(own.pid)
-    assert spent is not None
-    assert abs(spent - sum(times[:4])) < 0.5
-    assert read_cpu_s(2**22) is None
+    reading = read_process(own.pid)
+    assert reading is not None
+    assert reading.process == own
+    assert abs(reading.cpu_s - sum(times[:4])) < 0.5
+    assert read_process(2**22) is None
 
 
 def test_an_ended_process_that_nobody_waited_for_has_no_parent() -> None:
@@ -124,7 +125,7 @@ def test_what_is_read_with_each_sample_interns_no_number(monkeypatch: pytest.Mon
     assert identify(pid) is not None
     assert read_parent_pids()[pid] == os.getppid()
     assert read_children(pid) is not None
-    assert read_cpu_s(pid) is not None
+    assert read_process(pid) is not None
     assert read_resident_memory(pid) is not None
     assert find_nearest_to_limit({pid: "this"}) is not None
     assert not any(text.isdigit() for text in interned), interned
