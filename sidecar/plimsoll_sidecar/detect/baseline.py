@@ -174,7 +174,7 @@ class Baseline:
     def __init__(self, floor: Point) -> None:
         self.growth = 0
         self.explained = 0
-        self.measured = False
+        self.measured = True
         self.base = floor.bytes
         self.since = floor.t
         self._bases = {_find_load_class(floor.load): floor}
@@ -190,6 +190,8 @@ class Baseline:
         """Return a baseline with the ``bases`` of an earlier baseline, at least one."""
         baseline = cls(bases[0])
         baseline._bases = {_find_load_class(base.load): base for base in bases}
+        # Without a base of the present load, the growth since then is unknown, not 0.
+        baseline.measured = False
         return baseline
 
     def update(self, floor: Point) -> None:

@@ -261,19 +261,31 @@ class GrowthHistory:
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
 
-    def measure_pace(self) -> float:
-        """Return the mean pace of the growth since its beginning, in bytes per second."""
-        points = self._list_points_since(GROWTH_BEGIN_SHARE)
-        elapsed_s = points[-1][0] - points[0][0] if points else 0.0
-        return (points[-1][1] - points[0][1]) / elapsed_s if elapsed_s > 0.0 else 0.0
+    def measure_pace(self, low: int = 0) -> float:
+        """Return the pace of the growth since it was ``low`` bytes, in bytes per second.
+
+        It is the mean pace, or that of the later half if growth accelerates. Half of the growth
+        counts only over :data:`MIN_GROWTH_DURATION_S` or more, because it may be a step.
+        """
+        if not self._rows:
+            return 0.0
+        rise = self._rows[-2] - low
+        begin = self._find_last_row(low + GROWTH_BEGIN_SHARE * rise)
+        half = self._find_last_row(low + rise / 2, self._rows[-3] - MIN_GROWTH_DURATION_S)
+        return max(0.0, self._compute_pace(begin), self._compute_pace(half))
+
+    def measure_age(self) -> float:
+        """Return how long the growth has taken at its mean pace, in seconds; 0 without growth."""
+        if not self._rows:
+            return 0.0
+        pace = self._compute_pace(self._find_last_row(GROWTH_BEGIN_SHARE * self._rows[-2]))
+        return self._rows[-2] / pace if pace > 0.0 else 0.0
 
     def measure_latest_pace(self) -> float:
         """Return the pace of the last :data:`LATEST_GROWTH_WINDOW_S`, in bytes per second."""
-        rows, number = self._rows, len(self._rows) - 3
-        while number > 0 and rows[-3] - rows[number] < self._latest_s:
-            number -= 3
-        elapsed_s = rows[-3] - rows[number] if rows else 0.0
-        return (rows[-2] - rows[number + 1]) / elapsed_s if elapsed_s > 0.0 else 0.0
+        if not self._rows:
+            return 0.0
+        return self._compute_pace(self._find_last_row(math.inf, self._rows[-3] - self._latest_s))
 
     def is_sustained(self, budget: int) -> bool:
         """Report whether the growth has lasted, continues, and neither fades nor is a step.
@@ -309,13 +321,20 @@ class GrowthHistory:
             for earlier, later in halves
         )
 
+    def _find_last_row(self, growth: float, t: float = math.inf) -> int:
+        """Return where the last point until ``t`` of at most ``growth`` begins, or the first."""
+        number = len(self._rows) - 3
+        while number > 0 and (self._rows[number + 1] > growth or self._rows[number] > t):
+            number -= 3
+        return number
+
+    def _compute_pace(self, number: int) -> float:
+        elapsed_s = self._rows[-3] - self._rows[number]
+        return (self._rows[-2] - self._rows[number + 1]) / elapsed_s if elapsed_s > 0.0 else 0.0
+
     def _list_points_since(self, share: float) -> list[tuple[float, float, float]]:
-        rows, points = self._rows, []
-        for number in range(len(rows) - 3, -1, -3):
-            points.append((rows[number], rows[number + 1], rows[number + 2]))
-            if points[-1][1] <= share * points[0][1]:
-                break
-        return points[::-1]
+        rows, begin = self._rows, self._find_last_row(share * self._rows[-2])
+        return [(rows[n], rows[n + 1], rows[n + 2]) for n in range(begin, len(rows), 3)]
 
     def _thin_points(self, now: float) -> None:
         kept = self._rows[:3]

@@ -121,6 +121,7 @@ class MemoryWatch:
         self.baseline = Baseline.restore(bases)
         self._warmup.served = True
         self._window.start(t)
+        self._course = GrowthHistory(self._interval_s)
         self._t, self._conclusive_at = t, t + RESUMED_WARMUP_S
 
     # ---- one sample
@@ -213,8 +214,9 @@ class MemoryWatch:
         if not baseline.is_settling():
             self._add_to_trends(point, sizes)
         baseline.update(floor)
-        self._window.add(point.t, baseline.growth)
-        self._course.add(point.t, baseline.growth, point.requests)
+        if baseline.measured:
+            self._window.add(point.t, baseline.growth)
+            self._course.add(point.t, baseline.growth, point.requests)
         self._t = point.t
         self._update_state(point, floor, baseline)
 
@@ -240,7 +242,8 @@ class MemoryWatch:
         )
         if self.budget is None:
             return
-        consumed = max(0, growth - self._window.find_minimum())
+        low = self._window.find_minimum()
+        consumed = max(0, growth - low)
         left = self.budget.growth_bytes - consumed
         ratio = consumed / self.budget.growth_bytes
         limit = self.budget.limit_bytes
@@ -250,8 +253,9 @@ class MemoryWatch:
             left = min(left, limit - floor.bytes)
         self.state.consumed_ratio = ratio
         if trend is not None:
-            # The steepest of several trends is often too steep, so the growth's own pace counts.
-            left_s = self.state.exhaustion_s = max(0.0, left / self._measure_pace())
+            # The steepest of several trends is often too steep, and the pace of noise is high.
+            pace = min(trend.bytes_per_s, self._course.measure_pace(low))
+            left_s = self.state.exhaustion_s = max(0.0, left / max(1.0, pace))
             early_s = self.budget.window_s if trend.span_s >= at.slow_s else at.soon_s
             share = at.early_share if left_s <= early_s else at.suspect_share
             # Half of the share must come from the trend itself.
@@ -262,10 +266,6 @@ class MemoryWatch:
                 self._suspected = None
         elif trend is not None:
             self._suspected = SuspectedGrowth(trend, point, growth)
-
-    def _measure_pace(self) -> float:
-        """Return the mean pace of the growth in bytes per second, at least 1."""
-        return max(1.0, self._course.measure_pace())
 
     def _add_report(self, sample: Sample, point: Point) -> None:
         if self.bases:
@@ -306,12 +306,12 @@ class MemoryWatch:
         """Return the observations of the suspected growth; None if no growth is suspected."""
         if self._suspected is None or self.budget is None or self.baseline is None:
             return None
-        trend, growth = self._suspected.trend, max(1, self.state.unexplained or 0)
+        trend = self._suspected.trend
         return Evidence(
             share=self.state.consumed_ratio or 0.0,
             left_s=self.state.exhaustion_s,
             window_s=self.budget.window_s,
-            life=growth / (self._measure_pace() * max(1.0, self._t - self.baseline.since)),
+            life=self._course.measure_age() / max(1.0, self._t - self.baseline.since),
             fading=trend.fading,
             climb=trend.climb,
             segment=self._segments.find_largest(),
