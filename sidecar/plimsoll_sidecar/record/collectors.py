@@ -1,7 +1,9 @@
-"""Collect metrics of the cgroup, threads and open files at each scrape, and count memory growth."""
+"""Collect metrics at each scrape, and count memory growth."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +12,7 @@ from prometheus_client.registry import Collector
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.background import SamplingWatchdog, read_thread_status
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 
 CGROUP_PREFIX = "plimsoll_cgroup_memory"
 # Fields of CgroupMemory, and the values of the label kind.
@@ -101,6 +104,27 @@ class OpenFilesCollector(Collector):
             count.add_metric([], self.newest.open)
             limit.add_metric([], self.newest.limit)
         return count, limit
+
+
+class ResourceUsageCollector(Collector):
+    """Collects what the supervisor itself costs. The launcher is its parent process."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the resident memory of both processes, and the CPU time of the supervisor."""
+        memory = GaugeMetricFamily(
+            "plimsoll_supervisor_resident_memory_bytes",
+            "Resident memory of the supervisor.",
+            labels=("process",),
+        )
+        for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
+            size = read_resident_memory(pid)
+            _add_if_known(memory, process, size.total_bytes if size is not None else None)
+        spent = CounterMetricFamily(
+            "plimsoll_supervisor_cpu_seconds",
+            "CPU time of the supervisor.",
+            value=time.process_time(),
+        )
+        return memory, spent
 
 
 def _add_if_known(

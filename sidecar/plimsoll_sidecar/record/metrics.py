@@ -6,7 +6,6 @@ An unknown value is absent, not zero. No label contains a request, a PID or an i
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -39,11 +38,11 @@ from plimsoll_sidecar.record.collectors import (
     CgroupCollector,
     GrowthCounter,
     OpenFilesCollector,
+    ResourceUsageCollector,
     ThreadCollector,
     compute_dead_band_bytes,
 )
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
-from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATION_STEPS = frozenset(action.value for action in Action)
@@ -138,7 +137,6 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "1 while the restart budget is exhausted, until a person resets it.",
     ),
     "engine_stalled": ("1 while requests wait and the engine completes no step.",),
-    "supervisor_resident_memory_bytes": ("Resident memory of the supervisor.", "process"),
     "supervisor_sample_seconds": ("Duration of the newest sample.",),
     "supervisor_journal_writable": ("0 while the supervisor cannot write its journal.",),
     "supervisor_config_valid": (
@@ -183,7 +181,6 @@ COUNTERS: dict[str, tuple[str, ...]] = {
         "Size of deleted files in /dev/shm that a terminated engine had left behind.",
     ),
     "signal_unknown_samples": ("Samples in which the signal was unknown.", "signal"),
-    "supervisor_cpu_seconds": ("CPU time of the supervisor.",),
     "supervisor_samples": ("Samples taken.",),
     "supervisor_journal_damaged": (
         "Damaged parts of the journal that were moved to the folder set-aside: rows or whole "
@@ -217,6 +214,7 @@ class Metrics:
         registry.register(self._open_files)
         self._sampling = SamplingWatchdog()
         registry.register(ThreadCollector(self._sampling))
+        registry.register(ResourceUsageCollector())
         self._gauges = {
             name: Gauge(f"plimsoll_{name}", text, labels, registry=registry)
             for name, (text, *labels) in GAUGES.items()
@@ -238,9 +236,8 @@ class Metrics:
         self._counted: set[str] = set()
         self._awaiting: dict[str, float] = {}
         self._known_at: dict[str, float] = {}
-        self._cpu_seen = 0.0
-        self._segments = self._slow_rates = self._missing = frozenset[tuple[str, str]]()
-        self._learned = frozenset[tuple[str, str]]()
+        self._shown: dict[tuple[str, str], float | None] = {}
+        self._shown_series: dict[str, Mapping[tuple[str, str], float]] = {}
         self._create_zero_counters()
         self.export_journal_state(True)
         self.export_config_state(True)
@@ -306,9 +303,7 @@ class Metrics:
                 LEARNED_WINDOWS_H, history.gains if history else (), strict=False
             ):
                 gains[kind, f"{hours}h"] = gain
-        self._learned = _replace_series(
-            self._gauges["memory_learned_growth_bytes"], gains, self._learned
-        )
+        self._replace_series("memory_learned_growth_bytes", gains)
 
     def observe(
         self, assessment: Assessment, known_signals: Mapping[str, bool], duration_s: float
@@ -327,9 +322,7 @@ class Metrics:
             (segment.value, "host" if segment in HOST_SEGMENTS else "device"): size
             for segment, size in assessment.segments.items()
         }
-        self._segments = _replace_series(
-            self._gauges["memory_segment_bytes"], sizes, self._segments
-        )
+        self._replace_series("memory_segment_bytes", sizes)
         self._observe_budget("host", assessment.host, assessment.epoch)
         self._observe_budget(
             "device",
@@ -340,7 +333,6 @@ class Metrics:
         self._gauges["engine_stalled"].set(
             int(any(s.kind is IncidentKind.STALL for s in assessment.suspicions))
         )
-        self._observe_resource_usage()
 
     def count_events(self, events: list[Event]) -> None:
         """Count incidents, their waits for a restart slot, and finished actions."""
@@ -374,9 +366,7 @@ class Metrics:
     def export_missing_signals(self, signals: Mapping[str, Signal]) -> None:
         """Export the reason for each signal that the newest sample lacks."""
         values = {(name, signal.reason): 1.0 for name, signal in signals.items() if not signal.ok}
-        self._missing = _replace_series(
-            self._gauges["supervisor_signal_missing"], values, self._missing
-        )
+        self._replace_series("supervisor_signal_missing", values)
 
     def export_open_files(self, files: OpenFiles | None) -> None:
         """Export the number of the engine's open files; None if unknown."""
@@ -407,7 +397,7 @@ class Metrics:
     def export_unready_reasons(self, reasons: Collection[str]) -> None:
         """Export the active reasons why the pod is not ready."""
         for reason in UNREADY_REASONS:
-            self._gauges["supervisor_out_of_service"].labels(reason).set(int(reason in reasons))
+            self._set_or_remove("supervisor_out_of_service", reason, int(reason in reasons))
 
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
@@ -419,13 +409,14 @@ class Metrics:
         now = time.monotonic()
         for signal in sorted({*known_signals, *self._known_at}):
             is_known = known_signals.get(signal, False)  # a removed device has no signal
-            self._gauges["supervisor_signal_ok"].labels(signal).set(int(is_known))
-            self._counters["signal_unknown_samples"].labels(signal).inc(int(not is_known))
+            self._set_or_remove("supervisor_signal_ok", signal, int(is_known))
+            if not is_known or signal not in self._known_at:
+                self._counters["signal_unknown_samples"].labels(signal).inc(int(not is_known))
             # If the signal was never known_signals, its age counts from the first sample.
             since = self._known_at.setdefault(signal, now)
             if is_known:
                 self._known_at[signal] = since = now
-            self._gauges["signal_age_seconds"].labels(signal).set(now - since)
+            self._set_or_remove("signal_age_seconds", signal, now - since)
 
     def _observe_budget(self, kind: str, budget: BudgetState | None, epoch: int) -> None:
         state = budget or BudgetState()
@@ -454,28 +445,29 @@ class Metrics:
             if slow is not None and slow.bytes_per_s is not None:
                 segment = slow.segment.value if slow.segment is not None else ""
                 rates[kind, segment] = slow.bytes_per_s
-        self._slow_rates = _replace_series(
-            self._gauges["memory_slow_leak_bytes_per_second"], rates, self._slow_rates
-        )
+        self._replace_series("memory_slow_leak_bytes_per_second", rates)
 
-    def _observe_resource_usage(self) -> None:
-        for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
-            size = read_resident_memory(pid)
-            self._set_or_remove(
-                "supervisor_resident_memory_bytes",
-                process,
-                size.total_bytes if size is not None else None,
-            )
-        spent = time.process_time()
-        self._counters["supervisor_cpu_seconds"].inc(max(0.0, spent - self._cpu_seen))
-        self._cpu_seen = spent
+    # The client library takes microseconds for each value, and most values stay what they are.
 
     def _set_or_remove(self, name: str, label: str, value: float | None) -> None:
+        if (name, label) in self._shown and self._shown[name, label] == value:
+            return
+        self._shown[name, label] = value
         if value is not None:
             self._gauges[name].labels(label).set(value)
             return
         with contextlib.suppress(KeyError):
             self._gauges[name].remove(label)
+
+    def _replace_series(self, name: str, values: Mapping[tuple[str, str], float]) -> None:
+        # A concurrent scrape sees every series that is in both the previous and the new series.
+        gauge, shown = self._gauges[name], self._shown_series.get(name, {})
+        for labels, value in values.items():
+            if shown.get(labels) != value:
+                gauge.labels(*labels).set(value)
+        for labels in shown.keys() - values.keys():
+            gauge.remove(*labels)
+        self._shown_series[name] = values
 
     # ---- incidents
 
@@ -519,14 +511,3 @@ def _choose_larger_growth(
 ) -> BudgetState | None:
     states = [state for state in (device, reserved) if state is not None]
     return max(states, key=lambda state: state.unexplained or 0, default=None)
-
-
-def _replace_series(
-    gauge: Gauge, values: Mapping[tuple[str, str], float], shown_labels: frozenset[tuple[str, str]]
-) -> frozenset[tuple[str, str]]:
-    # A concurrent scrape sees every series that is in both the previous and the new series.
-    for labels, value in values.items():
-        gauge.labels(*labels).set(value)
-    for labels in shown_labels - values.keys():
-        gauge.remove(*labels)
-    return frozenset(values)

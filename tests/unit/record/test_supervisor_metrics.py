@@ -4,6 +4,7 @@ Tests ``record/metrics.py``.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,6 @@ from plimsoll_api.trace import Host, OpenFiles, Sample
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record import collectors
-from plimsoll_sidecar.record import metrics as record_metrics
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.resident_memory import ResidentMemory
@@ -59,6 +59,26 @@ def test_unknown_is_absent() -> None:
     assert value(metrics, "plimsoll_memory_segment_bytes", **labels) == 7
     metrics.observe(assessment(None), ALL, 0.001)
     assert value(metrics, "plimsoll_memory_unexplained_bytes", kind="host") is None
+    metrics.observe(assessment(10), ALL, 0.001)
+    assert value(metrics, "plimsoll_memory_unexplained_bytes", kind="host") == 10
+
+
+def test_values_that_stay_are_not_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    metrics.observe(assessment(10), ALL, 0.001)
+    asked: list[Gauge] = []
+    for name in ("labels", "remove"):
+        method = getattr(Gauge, name)
+
+        def asking(self: Gauge, *values: str, method: Callable[..., object] = method) -> object:
+            asked.append(self)
+            return method(self, *values)
+
+        monkeypatch.setattr(Gauge, name, asking)
+    metrics.observe(assessment(10), ALL, 0.001)
+    assert asked == []
+    metrics.observe(assessment(11), ALL, 0.001)
+    assert asked == [metrics._gauges["memory_unexplained_bytes"]]
 
 
 def growth_of(series: list[tuple[int, int]]) -> float | None:
@@ -242,14 +262,16 @@ def test_a_scrape_at_any_moment_sees_the_segments(monkeypatch: pytest.MonkeyPatc
         return labels(self, *values)
 
     monkeypatch.setattr(Gauge, "labels", scraped)
-    metrics.observe(assessment(20), ALL, 0.001)
-    assert seen
+    grown = assessment(20)
+    grown.segments[Segment.MALLOC_IN_USE] = 6
+    metrics.observe(grown, ALL, 0.001)
+    assert len(seen) == 2, "the growth and the segment"
     assert all(seen)
 
 
 def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that one supervisor shows after a sample and an incident."""
-    monkeypatch.setattr(record_metrics, "read_resident_memory", lambda pid: ResidentMemory(6, 2, 0))
+    monkeypatch.setattr(collectors, "read_resident_memory", lambda pid: ResidentMemory(6, 2, 0))
     monkeypatch.setattr(time, "process_time", lambda: 1.5)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     monkeypatch.setattr(
