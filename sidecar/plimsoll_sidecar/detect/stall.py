@@ -15,7 +15,6 @@ from plimsoll_sidecar.detect.patience import (
     LONG_PAUSE_S,
     PAUSE_MARGIN_S,
     Pause,
-    PauseDemand,
     PauseHistory,
     find_pause_limit,
 )
@@ -68,15 +67,13 @@ class StallWatch:
         self._page_t: float | None = None
         self._progress: tuple[int, ...] | None = None
         self._gaps = PauseHistory()
-        self._demand = PauseDemand()
-        self._prompt_tokens: int | None = None
         self._frozen_s = self._unused_s = 0.0
         self._status, self._serving = _Port(), _Port()
         self._headless_s = self._unasked_s = 0.0
         self._asked_beside = self._is_alone = False
         self._throttled: int | None = None
         self._throttled_since = 0
-        self._answered = self._read = self._idle = self._rested = False
+        self._answered = self._idle = self._rested = False
         self._cpu_s: float | None = None
         self._cpu_spent: float | None = None
 
@@ -95,8 +92,6 @@ class StallWatch:
             return self._find_stall()
         self._status.end_silence(elapsed_s)
         self._answered, self._headless_s = True, 0.0
-        # An unreadable page does not prove that the engine answers at every sample.
-        self._read = self._read or sample.load_age_s is not None
         if sample.load_age_s is not None:
             page_t, before = sample.t - sample.load_age_s, self._page_t
             if before is not None and page_t - before < MAX_SAME_PAGE_DIFFERENCE_S:
@@ -153,32 +148,24 @@ class StallWatch:
     def _update_pauses(
         self, sample: Sample, elapsed_s: float, progress: tuple[int, ...], inflight: int
     ) -> None:
-        accepted_tokens, asked = sample.load.prompt_tokens_total, inflight
-        if self._read:
-            # Requests that the engine has not accepted are in no step.
-            asked = (sample.load.running or 0) + (sample.load.waiting or 0)
         self._unused_s = self._unused_s + elapsed_s if inflight == 0 else 0.0
         if inflight == 0:
-            if self._read and self._progress is not None and progress != self._progress:
+            if self._progress is not None and progress != self._progress:
                 # SGLang's gauge is from its last log line, and may be 0 while requests run.
                 self._gaps.add_service(elapsed_s, progress[0] - self._progress[0])
             if progress != self._progress or not self._have_clients_given_up():
-                self._start_pause(0, sample)
+                self._start_pause(sample)
         elif progress == self._progress:
-            if self._frozen_s < LONG_PAUSE_S:
-                # Later requests wait for the current step, and are no part of it.
-                self._raise_demand(asked, accepted_tokens)
-            # Requests after an idle page may have arrived at any time since.
-            self._frozen_s += 0.0 if self._read and self._idle else elapsed_s
+            # Requests may have arrived at any time since the engine was idle.
+            self._frozen_s += 0.0 if self._idle else elapsed_s
             self._update_cpu_time(sample)
         else:
-            self._raise_demand(asked, accepted_tokens)
             if self._progress is not None:
                 steps = progress[0] - self._progress[0]
                 self._update_cpu_time(sample)
-                lasted = Pause(self._frozen_s + elapsed_s, self._demand, self._cpu_spent)
-                self._gaps.add(self._frozen_s, self._demand, steps, lasted.is_computing, elapsed_s)
-            self._start_pause(asked, sample)
+                lasted = Pause(self._frozen_s + elapsed_s, self._cpu_spent)
+                self._gaps.add(self._frozen_s, steps, lasted.is_computing, elapsed_s)
+            self._start_pause(sample)
         self._progress, self._idle = progress, inflight == 0
 
     def _have_clients_given_up(self) -> bool:
@@ -188,16 +175,8 @@ class StallWatch:
         """
         return self._frozen_s >= LONG_PAUSE_S and self._unused_s < self._frozen_s
 
-    def _start_pause(self, num_requests: int, sample: Sample) -> None:
-        self._frozen_s, self._demand = 0.0, PauseDemand(num_requests)
-        self._prompt_tokens = sample.load.prompt_tokens_total
-        self._cpu_s, self._cpu_spent = sample.host.cpu_s, None
-
-    def _raise_demand(self, inflight: int, accepted_tokens: int | None) -> None:
-        tokens = 0
-        if accepted_tokens is not None and self._prompt_tokens is not None:
-            tokens = max(0, accepted_tokens - self._prompt_tokens)
-        self._demand = PauseDemand(max(self._demand.inflight, inflight), tokens)
+    def _start_pause(self, sample: Sample) -> None:
+        self._frozen_s, self._cpu_s, self._cpu_spent = 0.0, sample.host.cpu_s, None
 
     def _update_cpu_time(self, sample: Sample) -> None:
         now, since = sample.host.cpu_s, self._cpu_s
@@ -209,7 +188,7 @@ class StallWatch:
     # ---- suspicion
 
     def _find_stall(self) -> Suspicion | None:
-        silence = Pause(self._frozen_s, self._demand, self._cpu_spent)
+        silence = Pause(self._frozen_s, self._cpu_spent)
         limit_s, why = find_pause_limit(silence, self._gaps, self.timeout_s)
         if self._frozen_s >= limit_s:
             reason = (
