@@ -25,7 +25,10 @@ MAX_BACK_OFF_S = 30.0
 MIN_STABLE_RUN_S = 60.0
 # A supervisor that does not stop in time is killed. The grace period of sidecars is longer.
 STOP_TIMEOUT_S = 8.0
-MAX_EVENT_WAIT_S = 0.5
+# While the supervisor does not run or must stop. Otherwise, only signals and probes need a turn,
+# and they end the wait.
+SHORT_WAIT_S = 0.5
+MAX_WAIT_S = 30.0
 USAGE = (
     "usage: plimsoll-supervisor --config FILE --run-dir DIR --state-dir DIR"
     " [--metrics-port PORT] [--probe-port PORT] [--host H]\n"
@@ -84,7 +87,8 @@ class Launcher:
                     os.kill(self._child_pid, signal.SIGKILL)
             elif self._child_pid == 0 and now >= self._next_start_at:
                 self._start(now)
-            self._probes.handle_events(MAX_EVENT_WAIT_S)
+            is_steady = self._child_pid != 0 and self._kill_at is None
+            self._probes.handle_events(MAX_WAIT_S if is_steady else SHORT_WAIT_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 512)
 

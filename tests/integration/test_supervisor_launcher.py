@@ -117,6 +117,35 @@ def test_it_is_small(launcher: Running) -> None:
     assert psutil.Process(launcher.process.pid).memory_info().rss < 16 << 20
 
 
+STEADY = """
+import os, sys
+from plimsoll_sidecar import launcher
+spawn = os.posix_spawn
+os.posix_spawn = lambda *_, **options: spawn("/bin/sleep", ["sleep", "600"], os.environ, **options)
+sys.exit(launcher.main())
+"""
+
+
+def test_it_sleeps_while_its_child_runs_and_wakes_when_it_ends(tmp_path: Path) -> None:
+    """Two turns a second were a twentieth of the supervisor's processor time."""
+    command = [sys.executable, "-c", STEADY, "--host", "127.0.0.1", "--probe-port", "0"]
+    command += ["--config", "x", "--run-dir", str(tmp_path), "--state-dir", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            launcher = psutil.Process(process.pid)
+            eventually(lambda: bool(launcher.children()))
+            time.sleep(0.5)
+            before = launcher.num_ctx_switches().voluntary
+            time.sleep(2.0)
+            assert launcher.num_ctx_switches().voluntary - before <= 1
+            (child,) = launcher.children()
+            child.kill()
+            eventually(lambda: launcher.children() not in ([], [child]), 5.0)
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
 def test_without_a_writable_folder_it_says_which(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
