@@ -63,13 +63,15 @@ def end_drain(state_dir: str, drain_reason: str) -> None:
 
 def list_ended_drains(state_dir: str) -> list[str]:
     """Return the reasons whose drain has ended without resuming the engine."""
-    held = read_active_reasons(state_dir)
-    files = (
-        (one, os.path.join(state_dir, REASONS_FOLDER, one))
-        for one in DRAIN_REASONS
-        if one not in held
-    )
-    return [drain for drain, path in files if os.path.exists(path)]
+    written = [
+        reason
+        for reason in DRAIN_REASONS
+        if os.path.exists(os.path.join(state_dir, REASONS_FOLDER, reason))
+    ]
+    if not written:
+        return []
+    active = read_active_reasons(state_dir)
+    return [reason for reason in written if reason not in active]
 
 
 def read_active_reasons(state_dir: str) -> dict[str, float]:

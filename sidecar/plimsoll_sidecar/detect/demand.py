@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
 from statistics import fmean
+from typing import NamedTuple
 
 from plimsoll_api.trace import SampleLoad
 from plimsoll_sidecar.detect.baseline import (
@@ -25,6 +26,12 @@ MAX_NEW_DEMAND_S, NEW_DEMAND_WINDOW_S = 300.0, 3600.0
 hides no leak."""
 
 
+class _Page(NamedTuple):
+    t: float
+    load: SampleLoad
+    inflight: int | None
+
+
 class DemandWatch:
     """Highest demand on an engine in its epoch, as means over :data:`DEMAND_MEAN_WINDOW_S`."""
 
@@ -33,18 +40,18 @@ class DemandWatch:
         self._new_until = -math.inf
         self._new_s = 0.0
         self._updated_at: float | None = None
-        self._pages: deque[tuple[float, SampleLoad]] = deque(maxlen=MAX_DEMAND_PAGES)
+        self._pages: deque[_Page] = deque(maxlen=MAX_DEMAND_PAGES)
 
     def update(self, t: float, page: SampleLoad | None) -> bool:
         """Add a page of metrics (None without one), and return whether demand is new."""
         if page is not None:
-            self._pages.append((t, page))
-            while len(self._pages) > 2 and t - self._pages[1][0] >= DEMAND_MEAN_WINDOW_S:
+            self._pages.append(_Page(t, page, count_inflight(page)))
+            while len(self._pages) > 2 and t - self._pages[1].t >= DEMAND_MEAN_WINDOW_S:
                 self._pages.popleft()
-            if t - self._pages[0][0] >= DEMAND_MEAN_WINDOW_S:
+            if t - self._pages[0].t >= DEMAND_MEAN_WINDOW_S:
                 factor, extra = NEW_DEMAND_FACTOR, NEW_DEMAND_EXTRA_REQUESTS
-                requests = self._compute_mean(count_inflight)
-                waiting = self._compute_mean(lambda page: page.waiting)
+                requests = _compute_mean([page.inflight for page in self._pages])
+                waiting = _compute_mean([page.load.waiting for page in self._pages])
                 tokens = self._compute_prompt_tokens()
                 self._raise_maximum("requests", requests, t, factor, extra)
                 self._raise_maximum("waiting", waiting, t, factor, extra)
@@ -66,17 +73,13 @@ class DemandWatch:
         if value > max(factor * most, most + margin):
             self._most[name], self._new_until = value, t + LOAD_CLASS_SETTLE_S
 
-    def _compute_mean(self, gauge: Callable[[SampleLoad], float | None]) -> float | None:
-        values = [value for _, page in self._pages if (value := gauge(page)) is not None]
-        return fmean(values) if values else None
-
     def _compute_prompt_tokens(self) -> float | None:
-        first, last = self._pages[0][1], self._pages[-1][1]
-        tokens = _compute_increase(first.prompt_tokens_total, last.prompt_tokens_total)
-        completed = _compute_increase(first.requests_total, last.requests_total)
+        first, last = self._pages[0], self._pages[-1]
+        tokens = _compute_increase(first.load.prompt_tokens_total, last.load.prompt_tokens_total)
+        completed = _compute_increase(first.load.requests_total, last.load.requests_total)
         if tokens is None or completed is None:
             return None
-        arrived = completed + (count_inflight(last) or 0) - (count_inflight(first) or 0)
+        arrived = completed + (last.inflight or 0) - (first.inflight or 0)
         return tokens / arrived if arrived >= MIN_ARRIVED_REQUESTS else None
 
 
@@ -120,3 +123,8 @@ def count_inflight(load: SampleLoad) -> int | None:
 
 def _compute_increase(earlier: float | None, later: float | None) -> float | None:
     return None if earlier is None or later is None else later - earlier
+
+
+def _compute_mean(values: Iterable[float | None]) -> float | None:
+    known_values = [value for value in values if value is not None]
+    return fmean(known_values) if known_values else None

@@ -14,7 +14,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -72,14 +72,6 @@ class DeviceSource(Protocol):
         """Reason why values are missing; None if the source works or was not queried."""
 
 
-@runtime_checkable
-class AssignmentSource(Protocol):
-    """Source that also knows which devices are assigned to this pod."""
-
-    def list_assigned_devices(self) -> list[str]:
-        """Return the names of this pod's devices, as ``read_memory`` takes them."""
-
-
 NOT_CONFIGURED_MESSAGES = {
     "dcgm": (
         "the DCGM exporter has no configured port: set dcgmExporterPort, or plimsoll inject "
@@ -103,7 +95,7 @@ def select_available_sources(
 def list_assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
     """Return this pod's devices from the first exporter that names any."""
     for source in sources:
-        names = source.list_assigned_devices() if isinstance(source, AssignmentSource) else []
+        names = source.list_assigned_devices() if isinstance(source, Exporter) else []
         if names:
             return [DeviceMemory(index=index, uuid=name) for index, name in enumerate(names)]
     return []
