@@ -162,7 +162,8 @@ class MemoryWatch:
         first = self.baseline is not None and not self._warmup.served and bool(point.requests)
         if first and self._suspected is None:
             self.baseline, self._explained = None, 0
-            self._warmup = self._create_warmup()
+            self._warmup, self._slow_leak = self._create_warmup(), SlowLeakWatch()
+            self.slow = None
 
     def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
         if ready is False:
@@ -276,12 +277,10 @@ class MemoryWatch:
                 self.state.requests = completed if completed >= 0 else None
         limit = find_memory_limit(self.memory, self.budget, sample, self._shared)
         self.state.limit = limit
-        if self.baseline is None:  # the warm-up, which restarts with the first request
-            if self._slow_leak.has_started:
-                self._slow_leak, self.slow = SlowLeakWatch(), None
-            return
         floor = self.state.current
-        if floor is None or self._new_demand is not None or self.baseline.is_settling():
+        if floor is None or self._new_demand is not None:
+            return
+        if self.baseline is None or self.baseline.is_settling():
             return
         if self._slow_leak.add(sample.t, self.baseline.growth, floor, limit):
             self._update_slow()

@@ -34,7 +34,7 @@ RAISE_QUANTILE = 5.408
 """Quantile of Student's t (7 degrees of freedom, 1 in 2,000). With two tests per hour, a random
 walk without drift is raised in at most 1 of 1,000 hours."""
 CLEAR_QUANTILE = 1.895
-"""Quantile for 1 in 20, which clears a leak and sets the width of a forecast."""
+"""Quantile for 1 in 20, which clears a leak."""
 RANDOM_WALK_ERROR_FACTOR = 1.28
 """Factor on the quantile for 8 steps (2·10⁵ simulated walks): steps between averages of a random
 walk correlate by a quarter (Working, Econometrica 28, 1960)."""
@@ -43,8 +43,6 @@ MIN_RISE_BYTES = 8 << 20
 MIN_STEADY_RATIO = 0.7
 """Minimum ratio of the halves of a rise, which a cache reaches that fills with a time constant of
 1.4 windows."""
-MIN_STEADY_RATIO_AFTER_RAISE = 0.5
-"""The same minimum for a leak that is already raised, and for the last steps."""
 MAX_FORECAST_FACTOR = 4.0
 """Maximum length of a forecast, as a multiple of the time of observation."""
 MIN_UNLIMITED_WATCH_S = DAY_S
@@ -76,24 +74,18 @@ class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
 class Drift:
     """Mean pace of a series of steps, with its standard error.
 
-    ``rise`` is in bytes. ``fading`` is the rise of the later half divided by that of the earlier
-    one.
+    ``rise`` is in bytes. It ``fades`` if the later half brought much less than the earlier one.
     """
 
     bytes_per_s: float
     error: float
     rise: float
     span_s: float
-    fading: float
+    fades: bool
 
-    def compute_bound(self, quantile: float) -> float:
-        """Return the confidence bound for ``quantile``, below the pace if it is negative."""
-        return self.bytes_per_s + quantile * self.error
-
-    @property
-    def t_statistic(self) -> float:
-        """Student's t statistic of the pace against zero; infinite if the error is zero."""
-        return self.bytes_per_s / self.error if self.error else math.inf
+    def is_significant(self, quantile: float) -> bool:
+        """Report whether the pace is above zero at this quantile of Student's t."""
+        return self.bytes_per_s > quantile * self.error
 
 
 def estimate_drift(levels: Sequence[Level]) -> Drift | None:
@@ -111,7 +103,7 @@ def estimate_drift(levels: Sequence[Level]) -> Drift | None:
         error=RANDOM_WALK_ERROR_FACTOR * stdev(steps) / math.sqrt(count) * per_s,
         rise=sum(steps),
         span_s=span,
-        fading=later / earlier if earlier > 0 else math.inf,
+        fades=later < MIN_STEADY_RATIO * earlier,
     )
 
 
@@ -133,11 +125,6 @@ class SlowLeakWatch:
         self._highest = 0
         self._cell: int | None = None
         self._low = Level(0.0, 0.0)
-
-    @property
-    def has_started(self) -> bool:
-        """Whether the watch has a sample, or continues from an earlier watch."""
-        return self._cell is not None or self.peak is not None
 
     def add(self, t: float, growth: int, floor: int, limit: int | None) -> bool:
         """Add a sample in bytes, and report whether the result was updated, once per hour.
@@ -203,7 +190,7 @@ class SlowLeakWatch:
     def _update_drift(self, limit: int | None, was_raised: bool = False) -> None:
         self.peak = max(self._peaks)
         headroom = None if limit is None else max(0, limit - self.peak)
-        self.drift = self._find_best_drift(headroom, was_raised or self.drift is not None)
+        self.drift = self._find_drift(headroom, was_raised or self.drift is not None)
         self.state = SlowState(
             levels=[list(levels) for levels in self._levels],
             halves=list(self._halves),
@@ -211,31 +198,20 @@ class SlowLeakWatch:
             raised=self.drift is not None,
         )
 
-    def _find_best_drift(self, headroom: int | None, was_raised: bool) -> Drift | None:
-        """Return the most certain drift of all scales that neither fades nor has stopped."""
-        scales = [list(levels) for levels in self._levels]
-        drifts = [each for levels in scales if (each := estimate_drift(levels))]
-        latest = [each for levels in scales if (each := estimate_drift(levels[-MIN_STEPS - 1 :]))]
-        fades = any(
-            each.compute_bound(-CLEAR_QUANTILE) > 0 and each.fading < MIN_STEADY_RATIO_AFTER_RAISE
-            for each in drifts
-        )
-        growing: list[Drift] = []
-        for number, each in enumerate(drifts):
-            slow = each.bytes_per_s * MIN_STEADY_RATIO_AFTER_RAISE
-            if any(last.compute_bound(CLEAR_QUANTILE) < slow for last in latest[: number + 1]):
-                continue
-            if was_raised:
-                grows = _is_growing(each, CLEAR_QUANTILE, MIN_STEADY_RATIO_AFTER_RAISE)
-            else:
-                grows = not fades and _is_leak(each, headroom)
-            if grows:
-                growing.append(each)
-        return max(growing, key=lambda drift: drift.t_statistic, default=None)
+    def _find_drift(self, headroom: int | None, was_raised: bool) -> Drift | None:
+        """Return the growth over the longest window that shows a leak; None if none does."""
+        drifts = [drift for levels in self._levels if (drift := estimate_drift(list(levels)))]
+        if was_raised:
+            leaks = [drift for drift in drifts if _is_steady(drift, CLEAR_QUANTILE)]
+        elif any(drift.is_significant(CLEAR_QUANTILE) and drift.fades for drift in drifts):
+            return None
+        else:
+            leaks = [drift for drift in drifts if _is_leak(drift, headroom)]
+        return leaks[-1] if leaks else None
 
 
 def _is_leak(drift: Drift, headroom: int | None) -> bool:
-    if not _is_growing(drift, RAISE_QUANTILE, MIN_STEADY_RATIO):
+    if not _is_steady(drift, RAISE_QUANTILE):
         return False
     if drift.span_s >= MIN_UNLIMITED_WATCH_S:
         return True
@@ -244,12 +220,8 @@ def _is_leak(drift: Drift, headroom: int | None) -> bool:
     )
 
 
-def _is_growing(drift: Drift, quantile: float, min_ratio: float) -> bool:
-    return (
-        drift.rise >= MIN_RISE_BYTES
-        and drift.compute_bound(-quantile) > 0
-        and drift.fading >= min_ratio
-    )
+def _is_steady(drift: Drift, quantile: float) -> bool:
+    return drift.rise >= MIN_RISE_BYTES and drift.is_significant(quantile) and not drift.fades
 
 
 def _average_levels(levels: Sequence[Level]) -> Level:

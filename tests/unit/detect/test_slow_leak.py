@@ -19,6 +19,7 @@ from plimsoll_api.assessment import Segment
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.trace import Device, Host, Sample
 from plimsoll_sidecar.detect.slow_leak import (
+    CLEAR_QUANTILE,
     MAX_STEPS,
     MIN_STEPS,
     NUM_SCALES,
@@ -88,7 +89,7 @@ def test_the_test_of_steps_holds_its_level_for_a_random_walk() -> None:
             levels.append(Level(hour * HOUR, sum(lows) / 12))
         seen = estimate_drift(levels)
         assert seen is not None
-        hits += seen.compute_bound(-1.895) > 0
+        hits += seen.is_significant(CLEAR_QUANTILE)
     assert hits <= 0.06 * tried
 
 
@@ -146,8 +147,9 @@ def test_a_leak_is_found(rate: int, noise: int, within_h: int) -> None:
     assert raised[0] <= within_h
     assert watch.drift is not None
     rate_s = rate * MIB / HOUR
-    assert watch.drift.compute_bound(-1.895) <= 1.1 * rate_s
-    assert watch.drift.compute_bound(1.895) >= 0.9 * rate_s
+    error = CLEAR_QUANTILE * watch.drift.error
+    assert watch.drift.bytes_per_s - error <= 1.1 * rate_s
+    assert watch.drift.bytes_per_s + error >= 0.9 * rate_s
     assert watch.drift.bytes_per_s == pytest.approx(rate_s, rel=0.25)
 
 
@@ -168,6 +170,19 @@ def test_it_clears_when_the_growth_stops() -> None:
     watch, raised = watched(curve, 40, 6 * GIB)
     assert len(raised) == 1
     watch, again = watched(curve, 16, 6 * GIB, watch, since_h=40)
+    assert watch.drift is None
+    assert again == []
+
+
+def test_growth_that_slows_down_clears_it_and_raises_it_no_more() -> None:
+    """As the square root of the time: nothing shows an end, but each day brings less."""
+    watch, raised = watched(lambda t: 12 * MIB * min(t, 30 * HOUR) / HOUR, 30, 6 * GIB)
+    assert len(raised) == 1
+
+    def slower(t: float) -> float:
+        return 360 * MIB * math.sqrt(t / (30 * HOUR))
+
+    watch, again = watched(slower, 130, 6 * GIB, watch, since_h=30)
     assert watch.drift is None
     assert again == []
 
