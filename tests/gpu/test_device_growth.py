@@ -24,7 +24,9 @@ PIECES, SECONDS, LAST_S = 8, 480, 80
 
 
 def held() -> dict[Segment, int]:
-    """Bytes in use and unused, of what torch's allocator has of the device."""
+    """Bytes in use and unused, of what torch's allocator has of the device, without garbage."""
+    gc.collect()
+    torch.cuda.empty_cache()
     used = torch.cuda.memory_allocated()
     unused = torch.cuda.memory_reserved() - used
     return {Segment.TORCH_ALLOCATED: used, Segment.TORCH_RESERVED_UNUSED: unused}
@@ -38,15 +40,12 @@ def held() -> dict[Segment, int]:
     ],
 )  # fmt: skip
 def test_a_leak_grows_in_its_segment_by_what_it_was_told_to_take(name: str) -> None:
-    torch.cuda.empty_cache()
     cause = CAUSES[name]
     assert cause.segment is not None
     take = LEAKS[name]()
     before = held()[cause.segment]
     for _ in range(PIECES):
         take(cause.piece)
-    gc.collect()
-    torch.cuda.empty_cache()
     assert held()[cause.segment] - before == pytest.approx(PIECES * cause.piece, rel=0.01)
 
 
