@@ -148,7 +148,7 @@ ROWS_PER_E_FOLD = 48
 """Number of rows for samples whose ages differ by a factor of e."""
 MAX_UNMERGED_ROWS = 64
 """Number of new rows after which older rows are merged."""
-VALUES_PER_ROW = 5 + len(COUNTERS)
+VALUES_PER_ROW = 4 + len(COUNTERS)
 INITIAL_ROWS = 768
 """Number of rows that are allocated at first. A year needs about 710."""
 MIN_TRIGGER_POINTS = 16
@@ -159,7 +159,7 @@ MAX_AUTOCORRELATION = 0.95
 MIN_STATED_CONFIDENCE = 0.5
 """Minimum confidence at which the evidence states a hypothesis."""
 MAX_ROLES = 16
-"""Maximum number of roles with a trigger finder of 92 KiB each. Engines have a few roles."""
+"""Maximum number of roles with a trigger finder of 84 KiB each. Engines have a few roles."""
 _HOUR_S = 3600.0
 Column = list[float]
 
@@ -168,14 +168,13 @@ Column = list[float]
 class MeanSample:
     """Mean of ``weight`` samples around ``t``.
 
-    ``size`` is the memory in bytes without declared memory, ``load`` the number of requests in
-    flight (None if unknown), and ``counters`` the values of :data:`COUNTERS` (NaN if unknown).
+    ``size`` is the memory in bytes without declared memory, and ``counters`` the values of
+    :data:`COUNTERS` (NaN if unknown).
     """
 
     t: float
     weight: float
     size: float
-    load: float | None
     counters: Sequence[float]
 
 
@@ -187,21 +186,20 @@ class TriggerFinder:
     """
 
     def __init__(self) -> None:
-        # Each row: start, weight, t, size, load, counters.
+        # Each row: start, weight, t, size, counters.
         self._rows = array("d")
         self._count, self._limit = 0, MAX_UNMERGED_ROWS
         self._since, self._computed_at = math.inf, -math.inf
         self._trigger: Trigger | None = None
 
-    def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
+    def add(self, t: float, size: int, load: SampleLoad) -> None:
         """Add a sample. ``size`` is the memory in bytes, without declared memory."""
         values = [getattr(load, field) for field in COUNTER_FIELDS.values()]
         counters = [math.nan if value is None else float(value) for value in values]
-        requests = math.nan if in_flight is None else in_flight
         if not self._rows:
             self._rows = array("d", bytes(8 * VALUES_PER_ROW * INITIAL_ROWS))
         # The array grows if this is beyond its end.
-        self._set_row(self._count, array("d", (t, 1.0, t, size, requests, *counters, t / _HOUR_S)))
+        self._set_row(self._count, array("d", (t, 1.0, t, size, *counters, t / _HOUR_S)))
         self._count += 1
         if self._count >= self._limit:
             self._merge(t)
@@ -218,7 +216,7 @@ class TriggerFinder:
     def list_rows_since(self, t: float) -> list[MeanSample]:
         """Return the rows that start at ``t`` or later, oldest first."""
         return [
-            MeanSample(row[2], row[1], row[3], None if math.isnan(row[4]) else row[4], row[5:])
+            MeanSample(row[2], row[1], row[3], row[4:])
             for row in map(self._get_row, range(self._count))
             if row[0] >= t
         ]
@@ -258,9 +256,7 @@ class ProcessTriggers:
     def __init__(self) -> None:
         self._watches: dict[tuple[str, bool], TriggerFinder] = {}
 
-    def add(
-        self, t: float, processes: Iterable[RoleRss], in_flight: int | None, load: SampleLoad
-    ) -> None:
+    def add(self, t: float, processes: Iterable[RoleRss], load: SampleLoad) -> None:
         """Add a sample. Roles with a process of unknown size are skipped."""
         roles: dict[str, list[RoleRss]] = {}
         for one in processes:
@@ -272,7 +268,7 @@ class ProcessTriggers:
             key, is_known = (role, accounted), accounted or all(one.rss_anon for one in members)
             if is_known and (key in self._watches or len(self._watches) < MAX_ROLES):
                 watch = self._watches.setdefault(key, TriggerFinder())
-                watch.add(t, sum(sizes), in_flight, load)
+                watch.add(t, sum(sizes), load)
 
     def find(self, role: str | None) -> TriggerFinder | None:
         """Return the trigger finder for ``role``; None if there is none."""
@@ -292,19 +288,17 @@ def describe_trigger(trigger: Trigger) -> str | None:
 def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
     """Return the counter that the growth over ``points`` follows best; None if there is none.
 
-    Fits ``size = base + each * counter + held * requests in flight``. The confidence is the share
-    of the best counter in the likelihoods of all that rose.
+    Fits ``size = base + each * counter``. The confidence is the share of the best counter in the
+    likelihoods of all that rose.
     """
     if len(points) < MIN_TRIGGER_POINTS:
         return None
     weights = [p.weight for p in points]
     sizes = _center_values([p.size for p in points], weights)
-    known = [p.load for p in points if p.load is not None]
-    load = _center_values(known if len(known) == len(points) else [0.0] * len(points), weights)
     fits: dict[str, _Fit] = {}
     for name, values in zip(COUNTERS, zip(*(p.counters for p in points), strict=True), strict=True):
         if values[-1] > values[0] and not any(map(math.isnan, values)):
-            fit = _fit_sizes(sizes, _center_values(values, weights), load)
+            fit = _fit_sizes(sizes, _center_values(values, weights))
             if fit.bytes_per_count > 0.0:
                 fits[name] = fit
     if not fits:
@@ -326,18 +320,10 @@ class _Fit:
     squares: float
 
 
-def _fit_sizes(sizes: Column, counts: Column, load: Column) -> _Fit:
-    xx, xl, xy = _dot(counts, counts), _dot(counts, load), _dot(counts, sizes)
-    ll, ly = _dot(load, load), _dot(load, sizes)
-    determinant = xx * ll - xl * xl
-    each, held = max(0.0, xy / xx) if xx > 0.0 else 0.0, 0.0
-    if determinant > 1e-9 * xx * ll:
-        both = (ll * xy - xl * ly) / determinant, (xx * ly - xl * xy) / determinant
-        if min(both) >= 0.0:
-            each, held = both
-        elif both[0] < 0.0:
-            each, held = 0.0, max(0.0, ly / ll)
-    residuals = [c - each * a - held * b for a, b, c in zip(counts, load, sizes, strict=True)]
+def _fit_sizes(sizes: Column, counts: Column) -> _Fit:
+    squares = _dot(counts, counts)
+    each = max(0.0, _dot(counts, sizes) / squares) if squares > 0.0 else 0.0
+    residuals = [size - each * count for size, count in zip(sizes, counts, strict=True)]
     return _Fit(each, residuals, _dot(residuals, residuals))
 
 

@@ -248,7 +248,7 @@ class _Epoch:
         for roles in (self._roles, self._shared_roles, self._used_roles, self._retained_roles):
             roles.update(processes, warm)
         if self.memory.host is not None and sample.scrape_ok and len(processes) > 1:
-            self._triggers.add(sample.t, processes, self.scrape.load, sample.load)
+            self._triggers.add(sample.t, processes, sample.load)
         self.host.update(sample, total, sizes, self.scrape)
 
     def _update_device(self, sample: Sample) -> None:

@@ -144,7 +144,7 @@ class MemoryWatch:
             self._judge_growth(point, sizes, self.baseline, scrape.demand_is_new)
         self._add_report(sample, point)
         if self.budget is not None and sample.scrape_ok:
-            self._triggers.add(point.t, total - declared, point.load, sample.load)
+            self._triggers.add(point.t, total - declared, sample.load)
 
     def _measure_growth(self, point: Point) -> int:
         return (self.baseline or self._warmup).measure_growth(point)

@@ -55,7 +55,7 @@ def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) 
             if name not in unknown:
                 setattr(load, field, int(totals[name][second]))
         size = (2 << 30) + EACH * events + in_flight * 2 * MIB + rng.gauss(0, 8 * MIB)
-        footprints.add(float(second), int(size), in_flight, load)
+        footprints.add(float(second), int(size), load)
     return footprints
 
 
@@ -85,14 +85,14 @@ def test_too_short_a_window_and_one_without_growth_have_none() -> None:
     assert find_trigger(history("aborts").list_rows_since(3590.0)) is None
     flat = TriggerFinder()
     for second in range(200):
-        flat.add(float(second), 1 << 30, 1, SampleLoad(requests_total=second))
+        flat.add(float(second), 1 << 30, SampleLoad(requests_total=second))
     assert find_trigger(flat.list_rows_since(0.0)) is None
 
 
 def test_it_is_computed_again_when_the_window_has_grown() -> None:
     watch = TriggerFinder()
     for second in range(400):
-        watch.add(float(second), second * 1000, 1, SampleLoad(requests_total=second * second))
+        watch.add(float(second), second * 1000, SampleLoad(requests_total=second * second))
     first = watch.find_trigger(0.0, 400.0)
     assert watch.find_trigger(0.0, 410.0) is first
     assert watch.find_trigger(0.0, 440.0) is not first
@@ -102,7 +102,7 @@ def test_it_is_computed_again_when_the_window_has_grown() -> None:
 def test_averages_lose_no_sample(sizes: list[int]) -> None:
     footprints = TriggerFinder()
     for second, size in enumerate(sizes):
-        footprints.add(float(second), size, None, SampleLoad(requests_total=second))
+        footprints.add(float(second), size, SampleLoad(requests_total=second))
     points = footprints.list_rows_since(0.0)
     assert sum(p.weight for p in points) == pytest.approx(len(sizes))
     assert sum(p.weight * p.size for p in points) == pytest.approx(sum(sizes), rel=1e-9)
@@ -112,7 +112,7 @@ def test_averages_lose_no_sample(sizes: list[int]) -> None:
 def test_a_month_takes_a_few_hundred_points() -> None:
     footprints = TriggerFinder()
     for minute in range(43_200):
-        footprints.add(minute * 60.0, 1, None, SampleLoad())
+        footprints.add(minute * 60.0, 1, SampleLoad())
     points = footprints.list_rows_since(0.0)
     assert len(points) < 600
     assert points[-1].weight == 1
@@ -141,12 +141,12 @@ def test_an_incident_tells_its_trigger_in_words() -> None:
 
 def test_a_year_of_history_takes_the_memory_of_its_first_sample() -> None:
     footprints = TriggerFinder()
-    footprints.add(0.0, 1, None, SampleLoad())
+    footprints.add(0.0, 1, SampleLoad())
     taken = len(footprints._rows)
     for second in range(1, 20_000):
-        footprints.add(float(second), second, None, SampleLoad())
+        footprints.add(float(second), second, SampleLoad())
     for minute in range(1, 20_000):
-        footprints.add(20_000.0 + minute * 1_500.0, minute, None, SampleLoad())
+        footprints.add(20_000.0 + minute * 1_500.0, minute, SampleLoad())
     assert len(footprints._rows) == taken
 
 
@@ -200,7 +200,7 @@ def test_an_allocator_that_keeps_less_than_before_has_nothing_for_a_trim() -> No
 def test_memory_that_an_allocator_keeps_is_no_growth_of_its_process() -> None:
     triggers = ProcessTriggers()
     for sample in frontend_and_core(retains=True):
-        triggers.add(sample.t, sample.host.by_process or [], 0, sample.load)
+        triggers.add(sample.t, sample.host.by_process or [], sample.load)
     watch = triggers.find("APIServer")
     assert watch is not None
     found = watch.find_trigger(0.0, 1800.0)
@@ -213,6 +213,6 @@ def test_memory_that_an_allocator_keeps_is_no_growth_of_its_process() -> None:
 def test_processes_without_end_are_not_all_kept() -> None:
     triggers = ProcessTriggers()
     for number in range(10 * MAX_ROLES):
-        triggers.add(float(number), [RoleRss(f"job-{number}", 1)], 0, SampleLoad())
+        triggers.add(float(number), [RoleRss(f"job-{number}", 1)], SampleLoad())
     assert triggers.find("job-0") is not None
     assert triggers.find(f"job-{MAX_ROLES}") is None
