@@ -32,70 +32,43 @@ class LedgerAccount:
     """Compute how much growth the owners of one kind of memory explain, in bytes.
 
     Memory of an owner that appears late, as vLLM's KV cache does, need not be new: it explains at
-    most the growth that no other owner explains. An owner that declares less than its largest bound
-    (a rank does not report) counts with its smallest size so far.
+    most the growth that no other owner explains. An owner that declares nothing, or less than its
+    largest bound (a rank does not report), counts with its last size.
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.owners: dict[str, Owner] = {}
-        self._least: dict[str, int] = {}
-        self._most: dict[str, int] = {}
-        self._complete: set[str] = set()
+        self._sizes: dict[str, int] = {}
 
-    def resume(self, owners: Mapping[str, Owner] | None) -> None:
-        """Continue from the :attr:`owners` of an earlier detector; None if it stored none."""
-        # An older release stored no owners, and counted all declared memory as explained.
-        if owners is None:
-            owners = {name: Owner(owner.bound) for name, owner in self.owners.items()}
-        self.owners = {**self.owners, **owners}
+    def resume(self, owners: Mapping[str, Owner]) -> None:
+        """Continue from the :attr:`owners` of an earlier detector."""
+        self.owners |= owners
 
     def explain(self, ledger: Sequence[LedgerLine], compute_growth: Callable[[int], int]) -> int:
         """Return how many bytes the owners explain; comparable only within one epoch.
 
         ``compute_growth`` returns the unexplained growth for a given number of explained bytes.
         """
-        sizes = get_bounded_owners(ledger, self.kind)
-        complete = self._find_complete_owners(sizes)
-        for name in complete:
-            size = sizes[name][0]
-            self._least[name] = min(size, self._least.get(name, size))
-        new = {
-            name: sizes[name]
-            for name in complete
-            if name not in self._complete or sizes[name][1] > self.owners[name].bound
-        }
-        total = -sum(owner.earlier for owner in self.owners.values())
-        for name in self.owners:
-            size = sizes.get(name, (0, 0))[0]
-            if name in new:
-                total += self._get_largest_size(name, size)
-            else:
-                total += size if name in complete else max(size, self._least.get(name, 0))
-        left = max(0, compute_growth(total)) if new else 0
-        for name, (size, bound) in sorted(new.items()):
-            rise = size - self._get_largest_size(name, size)
+        late: dict[str, tuple[int, int]] = {}
+        for name, (size, bound) in get_bounded_owners(ledger, self.kind).items():
+            known = self.owners.get(name)
+            if known is None and len(self.owners.keys() | late.keys()) >= MAX_OWNERS:
+                continue
+            if known is None or bound > known.bound:
+                late[name] = size, bound
+            if known is not None and (bound == known.bound or name not in self._sizes):
+                self._sizes[name] = size
+        total = sum(self._sizes.values()) - sum(owner.earlier for owner in self.owners.values())
+        left = max(0, compute_growth(total)) if late else 0
+        for name, (size, bound) in sorted(late.items()):
+            rise = size - self._sizes.get(name, 0)
             explained = max(0, min(rise, left))
             left, total = left - explained, total + min(rise, explained)
             earlier = self.owners[name].earlier if name in self.owners else 0
             self.owners[name] = Owner(bound, earlier + max(0, rise) - explained)
-        for name in complete:
-            size = sizes[name][0]
-            self._most[name] = max(size, self._most.get(name, size))
-        self._complete = complete
+            self._sizes[name] = size
         return total
-
-    def _find_complete_owners(self, sizes: Mapping[str, tuple[int, int]]) -> set[str]:
-        new = [name for name in sizes if name not in self.owners]
-        complete = {
-            name
-            for name, (_, bound) in sizes.items()
-            if name in self.owners and bound >= self.owners[name].bound
-        }
-        return complete | set(new[: max(0, MAX_OWNERS - len(self.owners))])
-
-    def _get_largest_size(self, name: str, current_size: int) -> int:
-        return self._most.get(name, current_size) if name in self.owners else 0
 
 
 def get_bounded_owners(ledger: Sequence[LedgerLine], kind: str) -> dict[str, tuple[int, int]]:

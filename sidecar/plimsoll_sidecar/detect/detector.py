@@ -41,16 +41,16 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """State of one epoch with which a restarted supervisor continues.
 
     ``host``, ``device`` and ``in_use`` (device memory that the allocator uses) hold a base for each
-    class of load. Owners are null in the checkpoints of older releases. Roles hold bytes. If
-    ``shared_device`` is not empty, the device's bases cover the engine's own memory.
+    class of load. Roles hold bytes. If ``shared_device`` is not empty, the device's bases cover the
+    engine's own memory.
     """
 
     host: list[Point] = []
     device: list[Point] = []
     in_use: list[Point] = []
-    host_owners: dict[str, Owner] | None = None
-    device_owners: dict[str, Owner] | None = None
-    in_use_owners: dict[str, Owner] | None = None
+    host_owners: dict[str, Owner] = {}
+    device_owners: dict[str, Owner] = {}
+    in_use_owners: dict[str, Owner] = {}
     roles: dict[str, int] = {}
     shared_roles: dict[str, int] = {}
     host_slow: SlowState = SlowState()

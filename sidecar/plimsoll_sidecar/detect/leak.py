@@ -100,9 +100,9 @@ class MemoryWatch:
         return self.baseline.bases if self.baseline else []
 
     @property
-    def owners(self) -> dict[str, Owner] | None:
-        """Owners of declared memory; None until the warm-up has ended."""
-        return dict(self._account.owners) if self.baseline is not None else None
+    def owners(self) -> dict[str, Owner]:
+        """Owners of declared memory; empty until the warm-up has ended."""
+        return dict(self._account.owners) if self.baseline is not None else {}
 
     @property
     def slow_state(self) -> SlowState:
@@ -110,7 +110,7 @@ class MemoryWatch:
         return self._slow_leak.state
 
     def resume(
-        self, bases: list[Point], owners: dict[str, Owner] | None, slow: SlowState, t: float
+        self, bases: list[Point], owners: dict[str, Owner], slow: SlowState, t: float
     ) -> None:
         """Continue from an earlier detector; warm only after :data:`RESUMED_WARMUP_S`."""
         if not bases or self.baseline is not None:

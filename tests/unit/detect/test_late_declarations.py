@@ -141,11 +141,14 @@ def test_what_was_there_before_is_remembered_over_a_restart_of_the_supervisor() 
     assert is_believed
 
 
-def test_a_checkpoint_without_owners_counts_what_was_declared_as_it_did() -> None:
-    account = LedgerAccount("host")
-    account.explain([pool()], lambda known: 0)
-    account.resume(None)
-    assert account.explain([pool()], lambda known: 0) == GIB
+def test_a_cache_that_fills_while_its_process_is_silent_is_explained_once_it_reports() -> None:
+    """The growth of this time is new, unlike the memory of an owner that was never declared."""
+    account, mine = LedgerAccount("host"), [LedgerLine("prefix_cache", "host", 10 * MIB, GIB)]
+    account.explain(mine, lambda known: 0)
+    before = account.explain(mine, lambda known: 0)
+    assert account.explain([], lambda known: 0) == before
+    mine[0].bytes = 50 * MIB
+    assert account.explain(mine, lambda known: 0) == before + 40 * MIB
 
 
 def test_owners_without_end_take_no_memory_without_end() -> None:
