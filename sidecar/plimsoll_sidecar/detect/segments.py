@@ -14,6 +14,13 @@ from plimsoll_api.assessment import Segment
 from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample
 from plimsoll_sidecar.detect.demand import DemandWatch, count_inflight
 
+FIELDS_BESIDE = {
+    Segment.HUGETLB: "hugetlb",
+    Segment.KERNEL: "cgroup_kernel",
+    Segment.SOCKETS: "cgroup_sock",
+    Segment.CHARGED_OTHER: "cgroup_other",
+}
+"""Field of :class:`Host` with the memory that is neither anonymous nor shared, by segment."""
 MAX_ROLES = 256
 """Maximum number of roles; an engine has a dozen at most."""
 
@@ -60,8 +67,8 @@ class HostMemoryFields:
             and _drop_invalid_size(host.shm_orphan_earlier) is not None,
             tuple(
                 segment
-                for segment, size in _read_remaining_segments(host).items()
-                if size is not None and (group or segment is Segment.HUGETLB)
+                for segment, field in FIELDS_BESIDE.items()
+                if _drop_invalid_size(getattr(host, field)) is not None
             ),
         )
 
@@ -96,23 +103,10 @@ class HostMemoryFields:
 
     def read_remaining_segments(self, host: Host) -> dict[Segment, int | None]:
         """Return the bytes of each segment in ``beside``; None if its size is unknown."""
-        sizes = _read_remaining_segments(host)
-        return {segment: sizes[segment] for segment in self.beside}
-
-
-def _read_remaining_segments(host: Host) -> dict[Segment, int | None]:
-    other = _drop_invalid_size(host.cgroup_other)
-    if host.cgroup_other is None and host.cgroup_reclaimable is None:
-        # A recording of an earlier release has the group's size and its main parts only.
-        charged = _drop_invalid_size(host.cgroup_current)
-        parts = _sum_sizes((host.cgroup_anon, host.cgroup_shmem, host.cgroup_file))
-        other = None if charged is None or parts is None else max(0, charged - parts)
-    return {
-        Segment.HUGETLB: _drop_invalid_size(host.hugetlb),
-        Segment.KERNEL: _drop_invalid_size(host.cgroup_kernel),
-        Segment.SOCKETS: _drop_invalid_size(host.cgroup_sock),
-        Segment.CHARGED_OTHER: other,
-    }
+        return {
+            segment: _drop_invalid_size(getattr(host, FIELDS_BESIDE[segment]))
+            for segment in self.beside
+        }
 
 
 def _find_first_known_field(host: Host, *fields: str) -> str | None:

@@ -64,11 +64,5 @@ def test_what_the_kernel_can_reclaim_is_no_growth() -> None:
     assert judged(KNOWN, "cgroup_reclaimable", 4 * MIB) == []
 
 
-def test_a_recording_of_an_earlier_release_has_the_rest_of_its_group() -> None:
-    """Seen: 13 minutes at 97 % of the limit without a word (cadvisor#3587)."""
-    found = judged(Host(), "", 20 * MIB, 180)
-    assert found[0].segment is Segment.CHARGED_OTHER
-
-
 def test_a_group_that_does_not_grow_is_not_suspected() -> None:
     assert judged(KNOWN, "", 0) == []
