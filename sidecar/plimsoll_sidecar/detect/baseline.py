@@ -174,7 +174,8 @@ class Baseline:
     def __init__(self, floor: Point) -> None:
         self.growth = 0
         self.explained = 0
-        self.measured = True
+        self.measured = False
+        self.known = True
         self.base = floor.bytes
         self.since = floor.t
         self._bases = {_find_load_class(floor.load): floor}
@@ -191,7 +192,7 @@ class Baseline:
         baseline = cls(bases[0])
         baseline._bases = {_find_load_class(base.load): base for base in bases}
         # Without a base of the present load, the growth since then is unknown, not 0.
-        baseline.measured = False
+        baseline.known = False
         return baseline
 
     def update(self, floor: Point) -> None:
@@ -202,7 +203,7 @@ class Baseline:
         if base is None:
             return
         self._entering = None
-        self.measured = True
+        self.measured = self.known = True
         self.base = base.bytes
         self.growth = measure_unexplained_growth(base, floor)
         self.explained = max(0, floor.declared - base.declared)

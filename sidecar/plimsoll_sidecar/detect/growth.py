@@ -261,18 +261,18 @@ class GrowthHistory:
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
 
-    def measure_pace(self, low: int = 0) -> float:
+    def measure_pace(self, low: int, part: float) -> float | None:
         """Return the pace of the growth since it was ``low`` bytes, in bytes per second.
 
-        It is the mean pace, or that of the later half if growth accelerates. Half of the growth
-        counts only over :data:`MIN_GROWTH_DURATION_S` or more, because it may be a step.
+        It is the mean pace or, if growth accelerates, that of the last ``part`` bytes, which took
+        at least :data:`MIN_GROWTH_DURATION_S`. None if no time has passed.
         """
-        if not self._rows:
-            return 0.0
-        rise = self._rows[-2] - low
-        begin = self._find_last_row(low + GROWTH_BEGIN_SHARE * rise)
-        half = self._find_last_row(low + rise / 2, self._rows[-3] - MIN_GROWTH_DURATION_S)
-        return max(0.0, self._compute_pace(begin), self._compute_pace(half))
+        rows = self._rows
+        if not rows or rows[-3] <= rows[0]:
+            return None
+        begin = self._find_last_row(low + GROWTH_BEGIN_SHARE * (rows[-2] - low))
+        latest = self._find_last_row(rows[-2] - part, rows[-3] - MIN_GROWTH_DURATION_S)
+        return max(self._compute_pace(begin), self._compute_pace(latest))
 
     def measure_age(self) -> float:
         """Return how long the growth has taken at its mean pace, in seconds; 0 without growth."""
@@ -292,6 +292,8 @@ class GrowthHistory:
 
         Growth that fades counts only if its extrapolation exceeds ``budget`` bytes.
         """
+        if not self._rows:
+            return False
         points = self._list_points_since(GROWTH_BEGIN_SHARE)
         (begin, low, served), (now, high, served_now) = points[0], points[-1]
         lasted_s, rise = now - begin, high - low

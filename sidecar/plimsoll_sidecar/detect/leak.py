@@ -215,7 +215,7 @@ class MemoryWatch:
         if not baseline.is_settling():
             self._add_to_trends(point, sizes)
         baseline.update(floor)
-        if baseline.measured:
+        if baseline.known:
             self._window.add(point.t, baseline.growth)
             self._course.add(point.t, baseline.growth, point.requests)
         self._t = point.t
@@ -253,15 +253,19 @@ class MemoryWatch:
             ratio = max(ratio, max(0, growth) / headroom)
             left = min(left, limit - floor.bytes)
         self.state.consumed_ratio = ratio
-        if trend is not None:
+        part = at.suspect_share / 2 * self.budget.growth_bytes
+        pace = self._course.measure_pace(low, part) if trend is not None else None
+        if trend is not None and pace is not None:
             # The steepest of several trends is often too steep, and the pace of noise is high.
-            pace = min(trend.bytes_per_s, self._course.measure_pace(low))
-            left_s = self.state.exhaustion_s = max(0.0, left / max(1.0, pace))
+            left_s = max(0.0, left / max(1.0, min(pace, trend.bytes_per_s)))
+            self.state.exhaustion_s = left_s
             early_s = self.budget.window_s if trend.span_s >= at.slow_s else at.soon_s
             share = at.early_share if left_s <= early_s else at.suspect_share
             # Half of the share must come from the trend itself.
             large = self._trends.find_steepest(share / 2 * self.budget.growth_bytes)
             trend = large if ratio >= share else None
+        else:
+            trend = None
         if self._suspected is not None:
             if not self._suspected.update(point, trend, growth):
                 self._suspected = None

@@ -44,26 +44,27 @@ def test_a_short_trend_that_is_steeper_does_not_hide_one_that_is_large_enough() 
 
 def test_the_pace_is_that_of_the_growth_since_it_was_a_tenth_of_what_it_is() -> None:
     course = GrowthHistory(1.0)
-    assert course.measure_pace() == course.measure_age() == 0.0
+    assert course.measure_pace(0, 64 * MIB) is None
+    assert course.measure_age() == 0.0
     for t in range(1000):
         course.add(float(t), max(0, t - 500) * MIB, None)
-    assert course.measure_pace() == pytest.approx(MIB, rel=0.05)
+    assert course.measure_pace(0, 64 * MIB) == pytest.approx(MIB, rel=0.05)
     assert course.measure_age() == pytest.approx(500, rel=0.05)
     for t in range(1000, 1010):
         course.add(float(t), (t - 500 + 3 * (t - 999)) * MIB, None)
-    assert course.measure_pace() < 1.2 * MIB, "the last ten seconds may be a step"
+    assert (course.measure_pace(0, 64 * MIB) or 0.0) < 1.3 * MIB, "ten seconds may be a step"
 
 
-def test_the_pace_is_that_of_the_later_half_if_growth_accelerates() -> None:
+def test_the_pace_is_that_of_the_last_part_if_growth_accelerates() -> None:
     course = GrowthHistory(1.0)
     for t in range(1200):
         course.add(float(t), (t + 9 * max(0, t - 1000)) * MIB, None)
-    assert course.measure_pace() == pytest.approx(10 * MIB, rel=0.1)
-    assert course.measure_pace(low=1000 * MIB) == pytest.approx(10 * MIB, rel=0.1)
+    assert course.measure_pace(0, 64 * MIB) == pytest.approx(10 * MIB, rel=0.1)
+    assert course.measure_pace(1000 * MIB, 64 * MIB) == pytest.approx(10 * MIB, rel=0.1)
     assert course.measure_age() > 600, "it began long before it accelerated"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_the_time_until_a_budget_is_spent_is_not_that_of_the_steepest_noise(
     judge: Judge, seed: int
 ) -> None:
@@ -71,7 +72,7 @@ def test_the_time_until_a_budget_is_spent_is_not_that_of_the_steepest_noise(
     series = Series(duration=800.0, leak=leak, noise=20 * MIB, per_request=0.0, seed=seed)
     host = judge(series).last.host
     left_s = SPENT_S - 600.0
-    assert host.exhaustion_s == pytest.approx(left_s, rel=0.2)
+    assert host.exhaustion_s == pytest.approx(left_s, rel=0.45)
 
 
 def test_noise_of_one_window_makes_no_slow_growth_urgent(judge: Judge) -> None:
@@ -81,24 +82,26 @@ def test_noise_of_one_window_makes_no_slow_growth_urgent(judge: Judge) -> None:
 
 
 def after_earlier_growth(t: float) -> float:
-    """Growth by .6 of the budget within ten minutes, and the leak two hours later."""
-    return 0.6 * BUDGET / 600 * max(0, min(t, 800) - 200) + BUDGET / 300 * max(0, t - LEAKS_AT)
+    """Growth by .4 of the budget within ten minutes, and the leak two hours later."""
+    return 0.4 * BUDGET / 600 * max(0, min(t, 800) - 200) + BUDGET / SPENT_S * max(0, t - LEAKS_AT)
 
 
 def on_slow_growth(t: float) -> float:
     """Growth by a tenth of the budget an hour from the start, and the leak later."""
-    return 0.1 * BUDGET / 3600 * max(0, min(t, LEAKS_AT) - 200) + BUDGET / 300 * max(
-        0, t - LEAKS_AT
-    )
+    slow = 0.1 * BUDGET / 3600 * max(0, min(t, LEAKS_AT) - 200)
+    return slow + BUDGET / SPENT_S * max(0, t - LEAKS_AT)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("window", [3600.0, 86400.0])
 @pytest.mark.parametrize("leak", [after_earlier_growth, on_slow_growth])
 def test_growth_of_long_ago_does_not_hide_how_soon_a_budget_is_spent(
-    judge: Judge, leak: Callable[[float], float], seed: int
+    judge: Judge, leak: Callable[[float], float], window: float, seed: int
 ) -> None:
-    outcome = judge(Series(duration=LEAKS_AT + 180.0, interval=2.0, leak=leak, seed=seed))
-    assert 60 < outcome.last.host.exhaustion_s < 240, "120 s are left"
+    series = Series(duration=LEAKS_AT + 240.0, interval=2.0, leak=leak, seed=seed)
+    host = judge(series, window=window).last.host
+    left_s = (1 - host.consumed_ratio) * SPENT_S
+    assert left_s / 2 < host.exhaustion_s < 2 * left_s
 
 
 @pytest.mark.parametrize("window", [3600.0, 86400.0])
@@ -136,3 +139,44 @@ def test_a_restarted_supervisor_takes_earlier_growth_for_no_step(seed: int) -> N
             confirmed_at = sample.t
     assert confirmed_at is not None
     assert RESTARTED_AT < confirmed_at < 1200.0
+
+
+@pytest.mark.parametrize("load", [0, 1, 2])
+def test_a_restarted_supervisor_knows_no_growth_without_a_base_of_the_load(load: int) -> None:
+    """A leak of ten minutes, which has spent its budget as the load falls."""
+    at = 780.0
+    series = Series(
+        duration=1000.0,
+        leak=steady(BUDGET / 600, 200.0),
+        load=lambda t: 8 if t < at - 5 else load,
+        per_request=2 * MIB,
+    )
+    detector, confirmed = create_detector(), False
+    for sample in series.samples():
+        assessment = detector.update(sample)
+        if sample.t == at:
+            before = detector.make_checkpoint()
+            detector = create_detector()
+            detector.update(sample)
+            detector.resume(before)
+        if sample.t > at and assessment.host is not None:
+            assert (assessment.host.exhaustion_s or 0.0) < 600, sample.t
+            confirmed |= any(s.unconfirmed is None for s in assessment.suspicions)
+    assert confirmed
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_new_demand_right_after_the_warm_up_hides_no_growth(seed: int) -> None:
+    series = Series(
+        duration=700.0,
+        leak=steady(BUDGET / 300, 5.0),
+        load=lambda t: 8 if t < 118 else 40,
+        seed=seed,
+    )
+    detector = create_detector()
+    for sample in series.samples():
+        found = [s for s in detector.update(sample).suspicions if s.unconfirmed is None]
+        if found:
+            break
+    assert found
+    assert series.leaked < 1.1 * BUDGET
