@@ -43,7 +43,7 @@ ROWS: Rows = (
     (
         "detection on {detection_real.recordings_count} recordings of real engines, drawn by lot"
         " ({detection_real_seen.recordings_count} that we may look at): recall; precision (goal"
-        " 0.95, [missed on the latter](detection.md#how-good-it-is)); restarts of healthy replicas",
+        " 0.95, [missed](detection.md#how-good-it-is)); restarts of healthy replicas",
         "{detection_real.recall_ratio:.3f} ({detection_real_seen.recall_ratio:.3f});"
         " {detection_real.precision_ratio:.3f} ({detection_real_seen.precision_ratio:.3f});"
         " {detection_real.false_actions_count} ({detection_real_seen.false_actions_count})",

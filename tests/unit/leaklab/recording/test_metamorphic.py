@@ -31,9 +31,10 @@ DIFFER = {
         h200-vllm-140
     """,
     "every_fifth": """
-        cpu-plimsoll-04 cpu-sglang-18 cpu-sglang-24 cpu-vllm-01 cpu-vllm-06 cpu-vllm-07
-        cpu-vllm-09 cpu-vllm-25 cpu-vllm-26 h100-plimsoll-03 h100-vllm-17 h100-vllm-50
-        h100-vllm-55 h100-vllm-79 h200-vllm-113 h200-vllm-125 h200-vllm-154
+        cpu-plimsoll-04 cpu-sglang-03 cpu-sglang-18 cpu-sglang-24 cpu-vllm-01 cpu-vllm-03
+        cpu-vllm-06 cpu-vllm-07 cpu-vllm-09 cpu-vllm-25 cpu-vllm-26 h100-plimsoll-03
+        h100-vllm-17 h100-vllm-50 h100-vllm-55 h100-vllm-79 h200-vllm-113 h200-vllm-125
+        h200-vllm-152 h200-vllm-154
     """,
     "every_second": """
         cpu-plimsoll-04 cpu-sglang-20 cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-06
@@ -45,20 +46,23 @@ DIFFER = {
     """,
     "leak_added": """
         cpu-sglang-14 cpu-sglang-30 h100-plimsoll-08 h100-vllm-12 h100-vllm-14 h100-vllm-16
-        h100-vllm-62 h100-vllm-63 h100-vllm-67 h100-vllm-68 h100-vllm-76 h100-vllm-77
-        h100-vllm-78 h200-vllm-103 h200-vllm-104 h200-vllm-114 h200-vllm-133 h200-vllm-136
-        h200-vllm-141 h200-vllm-142 h200-vllm-165 h200-vllm-166 h200-vllm-167
+        h100-vllm-62 h100-vllm-63 h100-vllm-76 h100-vllm-77 h100-vllm-78 h200-vllm-103
+        h200-vllm-104 h200-vllm-114 h200-vllm-133 h200-vllm-136 h200-vllm-141 h200-vllm-142
+        h200-vllm-165 h200-vllm-166 h200-vllm-167
     """,
     "leak_taken_away": """
-        cpu-vllm-01 cpu-vllm-05 cpu-vllm-30 h200-vllm-162
+        cpu-vllm-05 cpu-vllm-30 h200-vllm-162
+    """,
+    "played_twice": """
+        cpu-vllm-03
     """,
     "without_each_tenth": """
-        cpu-vllm-19 cpu-vllm-25 h100-vllm-79 h200-vllm-104
+        cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-79 h200-vllm-104
     """,
     "without_the_first": """
-        cpu-plimsoll-04 cpu-sglang-07 cpu-vllm-01 cpu-vllm-05 cpu-vllm-10 cpu-vllm-12
-        cpu-vllm-25 h100-plimsoll-03 h100-vllm-55 h100-vllm-69 h100-vllm-70 h200-vllm-104
-        h200-vllm-109 h200-vllm-129
+        cpu-plimsoll-04 cpu-sglang-07 cpu-vllm-01 cpu-vllm-05 cpu-vllm-12 cpu-vllm-25
+        h100-plimsoll-03 h100-vllm-55 h100-vllm-69 h100-vllm-70 h200-vllm-104 h200-vllm-109
+        h200-vllm-129 h200-vllm-156
     """,
 }
 """Recordings whose verdict still depends on the samples, by check.
