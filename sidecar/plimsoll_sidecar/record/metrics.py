@@ -5,7 +5,6 @@ An unknown value is absent, not zero. No label contains a request, a PID or an i
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -236,8 +235,8 @@ class Metrics:
         self._counted: set[str] = set()
         self._awaiting: dict[str, float] = {}
         self._known_at: dict[str, float] = {}
-        self._shown: dict[tuple[str, str], float | None] = {}
-        self._shown_series: dict[str, Mapping[tuple[str, str], float]] = {}
+        self._shown: set[tuple[str, str]] = set()
+        self._shown_series: dict[str, frozenset[tuple[str, str]]] = {}
         self._create_zero_counters()
         self.export_journal_state(True)
         self.export_config_state(True)
@@ -447,27 +446,23 @@ class Metrics:
                 rates[kind, segment] = slow.bytes_per_s
         self._replace_series("memory_slow_leak_bytes_per_second", rates)
 
-    # The client library takes microseconds for each value, and most values stay what they are.
-
     def _set_or_remove(self, name: str, label: str, value: float | None) -> None:
-        if (name, label) in self._shown and self._shown[name, label] == value:
-            return
-        self._shown[name, label] = value
+        # A value that stays is set again: objects that live for hours would fragment the heap.
         if value is not None:
+            self._shown.add((name, label))
             self._gauges[name].labels(label).set(value)
-            return
-        with contextlib.suppress(KeyError):
+        elif (name, label) in self._shown:
+            self._shown.remove((name, label))
             self._gauges[name].remove(label)
 
     def _replace_series(self, name: str, values: Mapping[tuple[str, str], float]) -> None:
         # A concurrent scrape sees every series that is in both the previous and the new series.
-        gauge, shown = self._gauges[name], self._shown_series.get(name, {})
+        gauge, shown = self._gauges[name], self._shown_series.get(name, frozenset())
         for labels, value in values.items():
-            if shown.get(labels) != value:
-                gauge.labels(*labels).set(value)
-        for labels in shown.keys() - values.keys():
+            gauge.labels(*labels).set(value)
+        for labels in shown - values.keys():
             gauge.remove(*labels)
-        self._shown_series[name] = values
+        self._shown_series[name] = frozenset(values)
 
     # ---- incidents
 
