@@ -83,6 +83,11 @@ class Drift:
     span_s: float
     fades: bool
 
+    @property
+    def t_statistic(self) -> float:
+        """Student's t statistic of the pace against zero; infinite if the error is zero."""
+        return self.bytes_per_s / self.error if self.error else math.copysign(math.inf, self.rise)
+
     def is_significant(self, quantile: float) -> bool:
         """Report whether the pace is above zero at this quantile of Student's t."""
         return self.bytes_per_s > quantile * self.error
@@ -199,7 +204,7 @@ class SlowLeakWatch:
         )
 
     def _find_drift(self, headroom: int | None, was_raised: bool) -> Drift | None:
-        """Return the growth over the longest window that shows a leak; None if none does."""
+        """Return the growth over the window with the most certain leak; None without a leak."""
         drifts = [drift for levels in self._levels if (drift := estimate_drift(list(levels)))]
         if was_raised:
             leaks = [drift for drift in drifts if _is_steady(drift, CLEAR_QUANTILE)]
@@ -207,7 +212,7 @@ class SlowLeakWatch:
             return None
         else:
             leaks = [drift for drift in drifts if _is_leak(drift, headroom)]
-        return leaks[-1] if leaks else None
+        return max(leaks, key=lambda drift: drift.t_statistic, default=None)
 
 
 def _is_leak(drift: Drift, headroom: int | None) -> bool:
