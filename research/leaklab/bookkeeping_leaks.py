@@ -27,7 +27,7 @@ BLOCK_TOKENS = 16
 STREAM, WRITTEN = 63 << 10, 64_000
 """Bytes of a stream in memory with its buffer, as measured in glibc 2.36, and of its contents."""
 CHATS, TURN = 16, 2 << 10
-"""Chats at the same time, and the bytes of what is said in a turn."""
+"""Number of concurrent chats, and bytes that each turn adds to one."""
 JOB, LOW_PRIORITY = 16 << 10, 9
 SPARE = MIB // 2
 """Bytes of a mapping that are unmapped at the end of a request."""

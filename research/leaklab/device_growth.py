@@ -39,7 +39,7 @@ def retained_tensors() -> Take:
     kept: list[Any] = []
 
     def take(size: int) -> None:
-        kept.append(_torch().empty(size, dtype=_torch().uint8, device="cuda"))
+        kept.append(get_torch().empty(size, dtype=get_torch().uint8, device="cuda"))
 
     return take
 
@@ -49,7 +49,7 @@ def retained_slices() -> Take:
     kept: list[Any] = []
 
     def take(size: int) -> None:
-        whole = _torch().ones(size // SLICE, SLICE, dtype=_torch().uint8, device="cuda")
+        whole = get_torch().ones(size // SLICE, SLICE, dtype=get_torch().uint8, device="cuda")
         kept.append(whole[-1:])
 
     return take
@@ -60,7 +60,7 @@ def pinned_buffers() -> Take:
     kept: list[Any] = []
 
     def take(size: int) -> None:
-        kept.append(_torch().ones(size, dtype=_torch().uint8).pin_memory())
+        kept.append(get_torch().ones(size, dtype=get_torch().uint8).pin_memory())
 
     return take
 
@@ -70,8 +70,8 @@ def autograd_history() -> Take:
     total: list[Any] = [0.0]
 
     def take(size: int) -> None:
-        with _torch().inference_mode(False), _torch().enable_grad():
-            weights = _torch().ones(size // 4, device="cuda", requires_grad=True)
+        with get_torch().inference_mode(False), get_torch().enable_grad():
+            weights = get_torch().ones(size // 4, device="cuda", requires_grad=True)
             total[0] = total[0] + weights.square().sum()
 
     return take
@@ -82,8 +82,8 @@ def registered_buffers() -> Take:
     kept: list[Any] = []
 
     def take(size: int) -> None:
-        buffer = _torch().ones(size, dtype=_torch().uint8)
-        _torch().cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
+        buffer = get_torch().ones(size, dtype=get_torch().uint8)
+        get_torch().cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
         kept.append(buffer)
 
     return take
@@ -95,7 +95,7 @@ def device_workspaces() -> Take:
 
     def take(size: int) -> None:
         shape = (len(table), size)
-        table[shape] = _torch().zeros(size // 2, dtype=_torch().bfloat16, device="cuda")
+        table[shape] = get_torch().zeros(size // 2, dtype=get_torch().bfloat16, device="cuda")
 
     return take
 
@@ -105,7 +105,7 @@ def captured_tensors() -> Take:
     waiting: list[Callable[[], Any]] = []
 
     def take(size: int) -> None:
-        tensor = _on_device(size)
+        tensor = allocate_on_device(size)
         waiting.append(lambda: tensor[0])
 
     return take
@@ -116,7 +116,7 @@ def kv_copies() -> Take:
     kept: list[Any] = []
 
     def take(size: int) -> None:
-        kept.append(_torch().ones(size // 2, dtype=_torch().bfloat16, device="cuda").clone())
+        kept.append(get_torch().ones(size // 2, dtype=get_torch().bfloat16, device="cuda").clone())
 
     return take
 
@@ -126,8 +126,8 @@ def pinned_outputs() -> Take:
     kept: list[Any] = []
 
     def take(size: int) -> None:
-        made = _on_device(size)
-        kept.append(_torch().empty(size, dtype=_torch().uint8, pin_memory=True))
+        made = allocate_on_device(size)
+        kept.append(get_torch().empty(size, dtype=get_torch().uint8, pin_memory=True))
         kept[-1].copy_(made, non_blocking=True)
 
     return take
@@ -137,7 +137,7 @@ def frozen_cycles() -> Take:
     """Tensors in cyclic garbage that was frozen, where the collector no longer looks."""
 
     def take(size: int) -> None:
-        holder: dict[str, Any] = {"tensor": _on_device(size)}
+        holder: dict[str, Any] = {"tensor": allocate_on_device(size)}
         holder["self"] = holder
         gc.freeze()
 
@@ -149,7 +149,7 @@ def dlpack_capsules() -> Take:
     kept: list[Any] = []
 
     def take(size: int) -> None:
-        kept.append(_torch().utils.dlpack.to_dlpack(_on_device(size)))
+        kept.append(get_torch().utils.dlpack.to_dlpack(allocate_on_device(size)))
 
     return take
 
@@ -159,7 +159,9 @@ def adapter_copies() -> Take:
     table: dict[int, tuple[Any, Any]] = {}
 
     def take(size: int) -> None:
-        weights = [_torch().ones(size // 4, dtype=_torch().bfloat16, device="cuda") for _ in "AB"]
+        weights = [
+            get_torch().ones(size // 4, dtype=get_torch().bfloat16, device="cuda") for _ in "AB"
+        ]
         table[len(table)] = weights[0], weights[1]
 
     return take
@@ -171,9 +173,9 @@ def private_pools() -> Take:
     pools: list[Any] = []
 
     def take(size: int) -> None:
-        pools.append(_torch().cuda.MemPool())
-        with _torch().cuda.use_mem_pool(pools[-1]):
-            _on_device(size)
+        pools.append(get_torch().cuda.MemPool())
+        with get_torch().cuda.use_mem_pool(pools[-1]):
+            allocate_on_device(size)
 
     return take
 
@@ -181,11 +183,11 @@ def private_pools() -> Take:
 def hooked_outputs() -> Take:
     """Outputs of a layer, gathered by a hook of a debugger that nobody has removed."""
     gathered: list[Any] = []
-    layer = _torch().nn.Identity()
+    layer = get_torch().nn.Identity()
     layer.register_forward_hook(lambda _layer, _given, made: gathered.append(made))
 
     def take(size: int) -> None:
-        layer(_torch().ones(size // 2, dtype=_torch().bfloat16, device="cuda"))
+        layer(get_torch().ones(size // 2, dtype=get_torch().bfloat16, device="cuda"))
 
     return take
 
@@ -198,8 +200,8 @@ def transfer_regions() -> Take:
     def take(size: int) -> None:
         region = mmap.mmap(-1, pages(size), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
         touch(region)
-        kept.append(_torch().frombuffer(region, dtype=_torch().uint8))
-        _torch().cuda.cudart().cudaHostRegister(kept[-1].data_ptr(), pages(size), 0)
+        kept.append(get_torch().frombuffer(region, dtype=get_torch().uint8))
+        get_torch().cuda.cudart().cudaHostRegister(kept[-1].data_ptr(), pages(size), 0)
 
     return take
 
@@ -214,7 +216,7 @@ def pinned_pool() -> Tick:
     def tick(t: float) -> None:
         if len(kept) < PINNED_SIZES and t >= PINNED_S * 2 ** len(kept):
             size = CACHED_PIECE << len(kept)
-            kept.append(_torch().ones(size, dtype=_torch().uint8).pin_memory())
+            kept.append(get_torch().ones(size, dtype=get_torch().uint8).pin_memory())
 
     return tick
 
@@ -228,7 +230,7 @@ def shape_workspaces() -> Tick:
         nonlocal turn
         if t >= turn * SHAPE_S:
             turn += 1
-            kept.append(_on_device(CACHED_PIECE))
+            kept.append(allocate_on_device(CACHED_PIECE))
             del kept[:-SHAPES]
 
     return tick
@@ -240,7 +242,7 @@ def device_cache() -> Tick:
 
     def tick(t: float) -> None:
         while len(kept) < CACHED_PIECES * min(1.0, t / CACHED_S):
-            kept.append(_on_device(CACHED_PIECE))
+            kept.append(allocate_on_device(CACHED_PIECE))
 
     return tick
 
@@ -254,7 +256,7 @@ def device_high_water() -> Tick:
         if t >= turn * WORK_S:
             turn += 1
             size = min(turn, CACHED_PIECES) * CACHED_PIECE
-            _on_device(size)
+            allocate_on_device(size)
 
     return tick
 
@@ -271,9 +273,9 @@ def stream_reserves(work: int = 15 * MIB) -> Tick:
             return
         turn += 1
         if len(streams) < STREAMS:
-            streams.append(_torch().cuda.Stream())
-        with _torch().cuda.stream(streams[turn % len(streams)]):
-            _on_device(work)
+            streams.append(get_torch().cuda.Stream())
+        with get_torch().cuda.stream(streams[turn % len(streams)]):
+            allocate_on_device(work)
 
     return tick
 
@@ -284,7 +286,7 @@ def device_stairs() -> Tick:
 
     def tick(t: float) -> None:
         if len(kept) < STAIRS and t >= STAIR_S * len(kept):
-            kept.append(_on_device(STAIR))
+            kept.append(allocate_on_device(STAIR))
 
     return tick
 
@@ -296,8 +298,8 @@ def split_blocks() -> Tick:
 
     def tick(t: float) -> None:
         if len(kept) < SPLITS and t >= SPLIT_S * len(kept):
-            _on_device(STAIR)
-            kept.append(_on_device(RESULT))
+            allocate_on_device(STAIR)
+            kept.append(allocate_on_device(RESULT))
 
     return tick
 
@@ -314,7 +316,7 @@ def batch_buffers() -> Tick:
             turn += 1
             size = min(int(chance.expovariate(0.6)), len(BATCHES) - 1)
             if size not in kept:
-                kept[size] = _on_device(BATCHES[size])
+                kept[size] = allocate_on_device(BATCHES[size])
 
     return tick
 
@@ -326,7 +328,7 @@ def vision_cache(bound: int = 96 * MIB) -> Take:
 
     def take(size: int) -> None:
         nonlocal held
-        kept.append((size, _on_device(size)))
+        kept.append((size, allocate_on_device(size)))
         held += size
         while held > bound:
             held -= kept.popleft()[0]
@@ -334,12 +336,14 @@ def vision_cache(bound: int = 96 * MIB) -> Take:
     return take
 
 
-def _torch() -> Any:
+def get_torch() -> Any:
+    """Return the torch module that the process has imported."""
     return sys.modules["torch"]
 
 
-def _on_device(size: int) -> Any:
-    return _torch().ones(size, dtype=_torch().uint8, device="cuda")
+def allocate_on_device(size: int) -> Any:
+    """Return a tensor of ``size`` bytes on the current CUDA device, all written."""
+    return get_torch().ones(size, dtype=get_torch().uint8, device="cuda")
 
 
 LEAKS: dict[str, Callable[[], Take]] = {

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from leaklab.device_growth import allocate_on_device, get_torch
 from leaklab.mechanisms import MIB, Take, Tick
 
 STATE = 2 * MIB
@@ -32,7 +32,7 @@ def failed_batches() -> Take:
     errors: list[RuntimeError] = []
 
     def fail(size: int) -> None:
-        batch = _on_device(size)
+        batch = allocate_on_device(size)
         raise RuntimeError(f"a batch of {tuple(batch.shape)} was given up")
 
     def take(size: int) -> None:
@@ -54,7 +54,7 @@ def unread_outputs() -> Take:
     copier.join()
 
     def take(size: int) -> None:
-        outputs.put(_on_device(size))
+        outputs.put(allocate_on_device(size))
 
     return take
 
@@ -67,11 +67,11 @@ def stream_states() -> Take:
 
     def take(size: int) -> None:
         made = ctypes.c_void_p()
-        _torch().cuda.cudart().cudaStreamCreate(ctypes.addressof(made))
-        stream = _torch().cuda.ExternalStream(made.value)
-        with _torch().cuda.stream(stream):
-            _on_device(size + STATE)
-            kept.append((stream, _on_device(STATE)))
+        get_torch().cuda.cudart().cudaStreamCreate(ctypes.addressof(made))
+        stream = get_torch().cuda.ExternalStream(made.value)
+        with get_torch().cuda.stream(stream):
+            allocate_on_device(size + STATE)
+            kept.append((stream, allocate_on_device(STATE)))
 
     return take
 
@@ -88,18 +88,10 @@ def regrown_workspace() -> Tick:
     def tick(t: float) -> None:
         nonlocal turn
         while turn < len(REGROWN) and t >= REGROWN[turn][0]:
-            kept[:] = [_on_device(REGROWN[turn][1])]
+            kept[:] = [allocate_on_device(REGROWN[turn][1])]
             turn += 1
 
     return tick
-
-
-def _torch() -> Any:
-    return sys.modules["torch"]
-
-
-def _on_device(size: int) -> Any:
-    return _torch().ones(size, dtype=_torch().uint8, device="cuda")
 
 
 LEAKS: dict[str, Callable[[], Take]] = {

@@ -13,6 +13,7 @@ import pytest
 from leaklab.series import GIB, MIB, Series, steady
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.trace import Sample
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.growth import GrowthHistory, Trend, Trends
 
@@ -27,6 +28,14 @@ LEAKS_AT, RESTARTED_AT = 8000.0, 560.0
 def create_detector(window: float = 3600.0) -> Detector:
     host = MemoryBudget(BUDGET, window, 6 * GIB)
     return Detector(MemoryPolicy(host=host, device=None, warmup_s=60.0), 30.0, 1.0)
+
+
+def restart(detector: Detector, sample: Sample) -> Detector:
+    """A new detector that continues from ``detector`` after its own first sample."""
+    new = create_detector()
+    new.update(sample)
+    new.resume(detector.make_checkpoint())
+    return new
 
 
 def trend(bytes_per_s: float, span_s: float) -> Trend:
@@ -128,10 +137,7 @@ def test_a_restarted_supervisor_takes_earlier_growth_for_no_step(seed: int) -> N
     for sample in series.samples():
         assessment = detector.update(sample)
         if sample.t == RESTARTED_AT:
-            before = detector.make_checkpoint()
-            detector = create_detector()
-            detector.update(sample)
-            detector.resume(before)
+            detector = restart(detector, sample)
         host, left_s = assessment.host, 200.0 + SPENT_S - sample.t
         if RESTARTED_AT < sample.t < 1200.0 and host is not None:
             assert host.exhaustion_s is None or host.exhaustion_s > left_s / 2, sample.t
@@ -155,10 +161,7 @@ def test_a_restarted_supervisor_knows_no_growth_without_a_base_of_the_load(load:
     for sample in series.samples():
         assessment = detector.update(sample)
         if sample.t == at:
-            before = detector.make_checkpoint()
-            detector = create_detector()
-            detector.update(sample)
-            detector.resume(before)
+            detector = restart(detector, sample)
         if sample.t > at and assessment.host is not None:
             assert (assessment.host.exhaustion_s or 0.0) < 600, sample.t
             confirmed |= any(s.unconfirmed is None for s in assessment.suspicions)

@@ -99,6 +99,13 @@ def test_a_late_leak_waits_while_something_healthy_fills_beside_it(tmp_path: Pat
         assert counted(tmp_path) == 0
 
 
+def run_beside_injector(folder: Path, program: str) -> int:
+    """Run a program that can import the injector, and return its exit status."""
+    engines.install(folder)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode
+
+
 QUEUES = """
 import os, sys, types
 import plimsoll_injector
@@ -114,12 +121,7 @@ assert queues.sched_yield is not os.sched_yield
 
 def test_what_vllm_calls_to_yield_the_processor_sleeps_instead(tmp_path: Path) -> None:
     """A reader's module that is not imported to its end is looked at again."""
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    engines.install(inside)
-    environment = {**os.environ, "PYTHONPATH": str(inside)}
-    done = subprocess.run([sys.executable, "-c", QUEUES], env=environment, check=False)
-    assert done.returncode == 0
+    assert run_beside_injector(tmp_path, QUEUES) == 0
 
 
 SHAPES = """
@@ -131,12 +133,7 @@ assert share("steady", 0.0) == share("steps", 0.0) == 1.0
 
 
 def test_a_shape_says_how_fast_memory_is_taken_at_an_age(tmp_path: Path) -> None:
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    engines.install(inside)
-    environment = {**os.environ, "PYTHONPATH": str(inside)}
-    done = subprocess.run([sys.executable, "-c", SHAPES], env=environment, check=False)
-    assert done.returncode == 0
+    assert run_beside_injector(tmp_path, SHAPES) == 0
 
 
 FRONTEND = """
@@ -161,9 +158,4 @@ assert (requests(), aborts()) == (3, 1)
 
 def test_sglangs_first_process_counts_requests_and_aborts(tmp_path: Path) -> None:
     """Of a manager that there is already when somebody first asks. The real one was recorded."""
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    engines.install(inside)
-    environment = {**os.environ, "PYTHONPATH": str(inside)}
-    done = subprocess.run([sys.executable, "-c", FRONTEND], env=environment, check=False)
-    assert done.returncode == 0
+    assert run_beside_injector(tmp_path, FRONTEND) == 0
