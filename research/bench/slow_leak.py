@@ -213,7 +213,7 @@ def summary(found: list[Found]) -> dict[str, float | int | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few runs, nothing is written")
-    parser.add_argument("--jobs", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
     options = parser.parse_args()
     found = judge_all(plays(options.quick), options.jobs)
     told = summary(found)
