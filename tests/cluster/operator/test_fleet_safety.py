@@ -3,6 +3,7 @@ are asked for are replaced; kills for memory are told. On a real API server."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,31 @@ def test_a_pod_is_replaced_when_its_supervisor_asks(
         return kubectl.get("leakincident", "leak")["status"].get("outcome")
 
     assert eventually(outcome, 60) == "PodReplaced"
+
+
+def test_an_eviction_that_the_api_server_cannot_do_leaves_the_service_ready(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    """A pod with two PodDisruptionBudgets: the API server answers each eviction with 500."""
+    start("--clock=evict-again=1")
+    manifest["spec"] |= {"replicas": 2}
+    kubectl.apply(manifest)
+    pod = min(eventually(lambda: len(found := names(kubectl)) == 2 and found))
+    kubectl.play_kubelet("tiny")
+    eventually(lambda: kubectl.condition("tiny", "Ready").get("status") == "True")
+    budget = {"maxUnavailable": 1, "selector": {"matchLabels": {"plimsoll.dev/service": "tiny"}}}
+    kubectl.apply(
+        {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+         "metadata": {"name": "own"}, "spec": budget}
+    )  # fmt: skip
+    step = {"time": OPENED, "step": "PodReplace", "outcome": "Requested"}
+    leaking(kubectl, "leak", pod, timeline=[step])
+    eventually(lambda: kubectl.get("plinf", "tiny")["status"]["openIncidents"] == 1)
+    time.sleep(5.0)
+    assert kubectl.condition("tiny", "Ready")["status"] == "True", kubectl.conditions("tiny")
+    assert pod in names(kubectl)
+    kubectl.delete("pdb", "own")
+    eventually(lambda: pod not in names(kubectl), 30)
 
 
 def test_a_kill_for_memory_becomes_an_incident_and_a_condition(
