@@ -112,7 +112,8 @@ class Reconciler(ABC, Generic[Observation]):
             self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [make_failure_notice(failure)])
-        item = self._get_item(key) or item
+        # Only the status: a spec that changed meanwhile has not been applied yet.
+        item = item | {"status": (self._get_item(key) or item).get("status")}
         wanted, next_s = await self.make_status(key, item, observation, failure)
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):

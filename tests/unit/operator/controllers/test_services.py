@@ -186,6 +186,34 @@ def test_a_roll_out_is_told_in_events_and_stays_ready(cluster: Cluster) -> None:
     assert asked["source"]["component"] == "plimsoll-operator"
 
 
+def test_a_spec_that_changes_during_a_reconcile_is_not_observed_yet(cluster: Cluster) -> None:
+    cluster.apply()
+    cluster.reconcile()
+    cluster.roll_out()
+
+    def change(method: str, kind: str, name: str) -> None:
+        if (method, kind) == ("PATCH", "Deployment"):
+            cluster.api.refuse = lambda *_: None
+            item = cluster.api.found("InferenceService", "tiny")
+            assert item is not None
+            item["spec"]["restart"] = {"id": "meanwhile"}
+            cluster.api.put(item)
+
+    cluster.api.refuse = change
+    cluster.spec["replicas"] = 2
+    cluster.apply()
+    asyncio.run(cluster.controller.handle(KEY))
+    item = cluster.api.found("InferenceService", "tiny")
+    assert item is not None
+    seen = item["metadata"]["generation"] - 1
+    assert item["status"]["observedGeneration"] == seen
+    assert cluster.conditions()["Ready"]["observedGeneration"] == seen
+    cluster.reconcile()
+    item = cluster.api.found("InferenceService", "tiny")
+    assert item is not None
+    assert item["status"]["observedGeneration"] == item["metadata"]["generation"]
+
+
 def test_a_spec_that_changes_during_a_roll_back_does_not_bring_the_bad_one_back(
     cluster: Cluster,
 ) -> None:
