@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,10 +10,7 @@ import typer
 from plimsoll_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from plimsoll_api.memory_policy import MemoryBudget
-    from plimsoll_api.resources import Resources
-    from plimsoll_api.serving import SecretName, SupervisorSettings
-    from plimsoll_api.supervision import Mode
+    from plimsoll_api.serving import SupervisorSettings
     from plimsoll_operator.injection.options import InjectionOptions
 
 T = TypeVar("T")
@@ -171,7 +167,7 @@ def inject(
     from plimsoll_api.memory_policy import MemoryPolicy
     from plimsoll_api.supervision import Supervision
     from plimsoll_api.supervision_policy import SelectedEngine
-    from plimsoll_cli.inject import command
+    from plimsoll_cli.inject import command, flags
     from plimsoll_operator.injection.options import InjectionOptions
 
     if (manifest is None) == (file is None):
@@ -192,30 +188,31 @@ def inject(
         raise UsageError(
             "inject: --supervisor-image is missing: add the supervisor's container image"
         )
+    flags.parse_option("--supervisor-image", flags.check_image, supervisor_image)
     if policy is not None:
         doubled = [one for one in POLICY_OPTIONS if _is_option_set(context, one)]
         if doubled:
-            flags = ", ".join("--" + one.replace("_", "-") for one in doubled)
+            used = ", ".join("--" + one.replace("_", "-") for one in doubled)
             raise UsageError(
-                f"inject: use either --policy or {flags}, not both: the policy {policy} contains"
+                f"inject: use either --policy or {used}, not both: the policy {policy} contains"
                 " these settings"
             )
         options = _read_policy_options(policy, supervisor_image)
     else:
-        period = _parse_option("--window", POSITIVE_DURATION_FORM.read, window)
+        period = flags.parse_option("--window", POSITIVE_DURATION_FORM.read, window)
         options = InjectionOptions(
             image=supervisor_image,
             engine=SelectedEngine(
-                type=_parse_option("--engine", _parse_type, engine),
+                type=flags.parse_option("--engine", flags.parse_type, engine),
                 container=container,
-                port=_parse_option("--port", _check_port, port),
+                port=flags.parse_option("--port", flags.check_port, port),
             ),
             memory=MemoryPolicy(
-                host=_parse_budget("--host-budget", host_budget, period),
-                device=_parse_budget("--device-budget", device_budget, period),
-                warmup_s=_parse_option("--warmup", DURATION_FORM.read, warmup),
+                host=flags.parse_budget("--host-budget", host_budget, period),
+                device=flags.parse_budget("--device-budget", device_budget, period),
+                warmup_s=flags.parse_option("--warmup", DURATION_FORM.read, warmup),
             ),
-            supervision=Supervision(mode=_parse_option("--mode", _parse_mode, mode)),
+            supervision=Supervision(mode=flags.parse_option("--mode", flags.parse_mode, mode)),
             probe=probe,
         )
     options = replace(
@@ -223,13 +220,13 @@ def inject(
         run_as_user=run_as_user,
         supervisor=_merge_settings(
             options.supervisor,
-            resources=_parse_resources(supervisor_requests, supervisor_limits),
-            image_pull_secrets=_parse_secrets(image_pull_secret),
+            resources=flags.parse_resources(supervisor_requests, supervisor_limits),
+            image_pull_secrets=flags.parse_secrets(image_pull_secret),
             dcgm_exporter_port=dcgm_exporter_port,
             amd_exporter_port=amd_exporter_port,
         ),
         unrecognized=everything,
-        assigned_user=_parse_option("--platform", _is_openshift, platform),
+        assigned_user=flags.parse_option("--platform", flags.is_openshift, platform),
         group_restarts=allow_group_restarts,
     )
     wanted = command.Selection(
@@ -256,11 +253,10 @@ def validate(
     from plimsoll_cli.inject import validate as validation
     from plimsoll_operator.injection.options import InjectionOptions
 
-    options = (
-        InjectionOptions("supervisor")
-        if policy is None
-        else _read_policy_options(policy, "supervisor")
-    )
+    if policy is None:
+        options = InjectionOptions("supervisor", fields=validation.INJECT_OPTION_NAMES)
+    else:
+        options = validation.name_pod_fields(_read_policy_options(policy, "supervisor"))
     found = validation.check_files(files, options)
     for line in found.notes:
         typer.echo(line)
@@ -272,38 +268,6 @@ def validate(
 # ``options`` that are set override the policy's settings.
 def _merge_settings(policy: SupervisorSettings, **options: Any) -> SupervisorSettings:
     return policy.model_copy(update={key: one for key, one in options.items() if one})
-
-
-# The syntax is that of kubectl: ``cpu=20m,memory=96Mi``. None if no option sets resources.
-def _parse_resources(requests: str | None, limits: str | None) -> Resources | None:
-    from pydantic import ValidationError
-
-    from plimsoll_api.resources import Resources
-
-    if requests is None and limits is None:
-        return None
-    flags = {"requests": requests or "", "limits": limits or ""}
-    given = {
-        field: dict(one.partition("=")[::2] for one in text.split(",") if one)
-        for field, text in flags.items()
-    }
-    try:
-        return Resources.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = first["loc"][0] if first["loc"] else "requests"
-        raise UsageError(f"--supervisor-{field}: {first['msg']}") from None
-
-
-def _parse_secrets(names: list[str] | None) -> list[SecretName]:
-    from pydantic import ValidationError
-
-    from plimsoll_api.serving import SecretName
-
-    try:
-        return [SecretName(name=one) for one in names or ()]
-    except ValidationError as error:
-        raise UsageError(f"--image-pull-secret: {error.errors()[0]['msg']}") from None
 
 
 def _is_option_set(context: typer.Context, name: str) -> bool:
@@ -331,54 +295,3 @@ def _read_policy_options(file: Path, image: str) -> InjectionOptions:
     # Without a namespace, the policy and the workloads are in the same one.
     stated = "namespace" in policy.metadata.model_fields_set
     return make_options(policy, image, fields, policy.metadata.namespace if stated else None)
-
-
-def _parse_budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:
-    from plimsoll_api.memory_policy import parse_growth_budget
-
-    if text is None:
-        return None
-    return _parse_option(flag, lambda given: parse_growth_budget(given, window_s), text)
-
-
-def _parse_type(text: str) -> Any:
-    from plimsoll_api.supervision_policy import SelectedEngineType
-
-    if text not in list(SelectedEngineType):
-        raise ValueError(
-            f"{text!r} is not an engine type: use one of {', '.join(SelectedEngineType)}"
-        )
-    return SelectedEngineType(text)
-
-
-def _parse_mode(text: str) -> Mode:
-    from plimsoll_api.supervision import Mode
-
-    if text not in list(Mode):
-        raise ValueError(f"{text!r} is not a mode: use {' or '.join(Mode)}")
-    return Mode(text)
-
-
-def _is_openshift(platform: str | None) -> bool:
-    if platform not in (None, "openshift"):
-        raise ValueError(
-            f"{platform!r} is not a supported platform: use openshift, or omit the option"
-        )
-    return platform is not None
-
-
-def _check_port(port: int | None) -> int | None:
-    from plimsoll_api.supervision_policy import SUPERVISOR_PORTS
-
-    if port in SUPERVISOR_PORTS:
-        raise ValueError(
-            f"port {port} is reserved for the supervisor: choose another port for the engine"
-        )
-    return port
-
-
-def _parse_option(flag: str, read: Callable[[Any], T], text: Any) -> T:
-    try:
-        return read(text)
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None

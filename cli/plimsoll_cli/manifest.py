@@ -69,7 +69,7 @@ def parse_document(position: str, document: dict[str, Any], model: type[T]) -> T
         # Strict, like the API server: no conversion between strings and numbers.
         return model.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        problems = [_format_problem(position, one["loc"], one) for one in error.errors()]
+        problems = [f"{position}: {format_problem(one)}" for one in error.errors()]
         raise UsageError("\n".join(problems)) from None
 
 
@@ -103,14 +103,22 @@ def format_field_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def _format_problem(position: str, location: tuple[int | str, ...], error: Any) -> str:
+def format_problem(error: Any) -> str:
+    """Return the field of a pydantic error, and what is wrong with it."""
+    return f"{format_field_path(error['loc'])}: {describe_problem(error)}"
+
+
+def describe_problem(error: Any) -> str:
+    """Return what is wrong with the value of a pydantic error."""
     kind, message = error["type"], str(error["msg"]).removeprefix("Value error, ")
+    if message.startswith("Input should be "):
+        message = f"must be {message.removeprefix('Input should be ')}"
     if kind == "extra_forbidden":
         message = "is not a known field: remove it, or correct its spelling"
     elif kind == "missing":
         message = "is required: add it"
     elif kind == "string_type" and isinstance(error["input"], float):
         message = f"must be an integer or a quoted string, not {error['input']!r}"
-    elif not isinstance(error["input"], dict | list):
+    elif not isinstance(error["input"], dict | list) and repr(error["input"]) not in message:
         message = f"{message}, but the value is {error['input']!r}"
-    return f"{position}: {format_field_path(location)}: {message}"
+    return message

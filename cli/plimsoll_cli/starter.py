@@ -13,7 +13,7 @@ from plimsoll_api.memory_policy import AUTO_BUDGET
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.manifest import format_field_path
+from plimsoll_cli.manifest import format_problem
 
 AskQuestion = Callable[[str, str], str]
 """Function that asks a person for a field, given its name in :data:`QUESTIONS` and its default,
@@ -93,6 +93,5 @@ def format_manifest(fields: ManifestFields) -> str:
     try:
         InferenceService.model_validate(document)
     except ValidationError as error:
-        lines = [f"{format_field_path(one['loc'])}: {one['msg']}" for one in error.errors()]
-        raise UsageError("\n".join(lines)) from None
+        raise UsageError("\n".join(map(format_problem, error.errors()))) from None
     return yaml_text.dump(document)

@@ -7,6 +7,7 @@ and the parser (:func:`parse_manifest`) are derived.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from enum import Enum, StrEnum
 from types import NoneType, UnionType
@@ -33,6 +34,15 @@ QUANTITY_SCHEMA: dict[str, Any] = {
 }
 DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": DURATION_PATTERN, "maxLength": 32}
 POSITIVE_DURATION_RULE = make_rule("self.matches('[1-9]')", "the duration must be greater than 0")
+
+_MSGSPEC_ERROR_PATTERN = re.compile(
+    r"Expected `(?P<type>\w+)`(?: (?P<sign>[<>]=?) (?P<bound>[\d.]+)|, got `\w+`)?(?: - at `\$.*)?$"
+)
+_TYPE_NAMES = {
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false",
+    "array": "a list", "object": "an object",
+}  # fmt: skip
+_BOUND_NAMES = {">=": "of at least", ">": "greater than", "<=": "of at most", "<": "less than"}
 
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -291,7 +301,7 @@ def _read_value(field: Field, raw: Any, path: Path, problems: list[Problem]) -> 
             return value
         return msgspec.convert(value, field.constrained)
     except msgspec.ValidationError as error:
-        message = _describe_allowed(field.type) or str(error).partition(" - at `$")[0]
+        message = _describe_allowed(field.type) or _describe_expected(str(error))
     except ValueError as error:
         message = str(error)
     problems.append(Problem(path, ProblemKind.VALUE, message, raw))
@@ -306,3 +316,13 @@ def _describe_allowed(type_: Any) -> str:
         values = ", ".join(str(member.value) for member in inner)
         return f"must be one of {values}" if inner is type_ else f"must contain only {values}"
     return ""
+
+
+# The text of a msgspec error is "Expected `int` >= 1" or "Expected `int`, got `str`", and names
+# the place of an item in a list.
+def _describe_expected(text: str) -> str:
+    found = _MSGSPEC_ERROR_PATTERN.match(text)
+    if found is None or found["type"] not in _TYPE_NAMES:
+        return text.partition(" - at `$")[0]
+    bound = f" {_BOUND_NAMES[found['sign']]} {found['bound']}" if found["sign"] else ""
+    return f"must be {_TYPE_NAMES[found['type']]}{bound}"

@@ -43,6 +43,8 @@ def compute_provisional_budget(limit_bytes: int | None) -> int:
 def _read_budget(value: Any) -> Any:
     if value == AUTO_BUDGET:
         return FieldValues(growth_bytes=MAX_PROVISIONAL_BYTES, auto=True)
+    if isinstance(value, str) and value.lower() == AUTO_BUDGET.lower():
+        raise ValueError(f"{value!r} is not a valid budget: write {AUTO_BUDGET}")
     return POSITIVE_BYTES_FORM.read(value)
 
 

@@ -156,7 +156,7 @@ def test_the_exit_status_says_what_was_found(tmp_path: Path) -> None:
     )
     done = run(app, ["validate", str(file), str(good)])
     assert done.exit_code == 2
-    assert "spec.replicas: Input should be a valid integer" in done.stderr
+    assert "spec.replicas: must be a valid integer" in done.stderr
     assert "limits.nvidia.com/gpu: must be an integer or a quoted string" in done.stderr
     file.write_text("a: [")
     assert run(app, ["validate", str(file)]).exit_code == 2
@@ -165,6 +165,25 @@ def test_the_exit_status_says_what_was_found(tmp_path: Path) -> None:
         "kind must be InferenceService or SupervisionPolicy"
         in run(app, ["validate", str(file)]).stderr
     )
+
+
+def test_a_message_of_validate_names_what_its_reader_can_set(tmp_path: Path) -> None:
+    """``validate`` has no flag for the user or the port of an engine."""
+    workload = tmp_path / "w.yaml"
+    workload.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p, labels: {app: vllm}}\nspec:\n"
+        "  containers: [{name: c, image: vllm/vllm-openai}]\n---\n"
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: q, labels: {app: vllm}}\nspec:\n"
+        "  containers: [{name: c, image: vllm/vllm-openai, args: [--port, $(PORT)]}]\n"
+    )
+    alone = CliRunner().invoke(app, ["validate", str(workload)])
+    assert "set it with plimsoll inject --run-as-user; on OpenShift, use plimsoll" in alone.stdout
+    assert "set it with plimsoll inject --port" in alone.stderr
+    policy = str(ROOT / "examples/supervision-policy.yaml")
+    selected = CliRunner().invoke(app, ["validate", str(workload), "--policy", policy])
+    assert "set it with runAsUser\n" in selected.stdout
+    assert f"set it with spec.engine.port in {policy}" in selected.stderr
+    assert alone.exit_code == selected.exit_code == 1
 
 
 def test_what_the_operator_refuses_is_said(tmp_path: Path) -> None:

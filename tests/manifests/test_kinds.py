@@ -255,7 +255,7 @@ def test_numbers_as_texts_in_a_service_of_ours(tmp_path: Path) -> None:
     )
     done = CliRunner().invoke(app, ["validate", str(file)])
     assert done.exit_code == 2
-    assert "spec.replicas: Input should be a valid integer, but the value is True" in done.stderr
+    assert "spec.replicas: must be a valid integer, but the value is True" in done.stderr
     assert "limits.amd.com/gpu: must be an integer or a quoted string" in done.stderr
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -14,12 +14,28 @@ from plimsoll_cli.inject.command import Object, add_file_context, format_kind, r
 from plimsoll_cli.manifest import parse_document, read_text
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import InjectionOptions
+from plimsoll_operator.injection.options import InjectionOptions, OptionNames
+from plimsoll_operator.injection.policy import POLICY_OPTION_NAMES
 from plimsoll_operator.kinds import InvalidSpecError
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render.containers import Images
 
 PLACEHOLDER_IMAGES = Images("engine", "supervisor")
+INJECT_OPTION_NAMES = OptionNames(
+    **{one.name: f"plimsoll inject {one.default}" for one in fields(OptionNames)}
+)
+"""Names of the options in messages: ``validate`` itself does not have them."""
+
+
+def name_pod_fields(options: InjectionOptions) -> InjectionOptions:
+    """Return ``options`` of a policy, whose messages name fields of the pod for other flags."""
+    names = replace(
+        options.fields,
+        run_as_user=POLICY_OPTION_NAMES.run_as_user,
+        group_restarts=POLICY_OPTION_NAMES.group_restarts,
+        platform="",
+    )
+    return replace(options, fields=names)
 
 
 @dataclass

@@ -82,10 +82,11 @@ def _make_user_notes(
             " the supervisor can neither read the engine's memory nor signal the engine"
         )
     elif engine.user_id is None and options.run_as_user is None:
+        platform = f"; on OpenShift, use {options.fields.platform}"
         notes.append(
             "runAsUser is not set, so the supervisor runs as root, as do the images of vLLM and"
             " SGLang: if the engine's image has another user, set it with"
-            f" {options.fields.run_as_user}; on OpenShift, use --platform openshift"
+            f" {options.fields.run_as_user}{platform if options.fields.platform else ''}"
         )
     if None not in (engine.user_id, options.run_as_user) and engine.user_id != options.run_as_user:
         notes.append(

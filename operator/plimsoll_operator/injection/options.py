@@ -31,6 +31,7 @@ class OptionNames:
     group_restarts: str = "--allow-group-restarts"
     host_budget: str = "--host-budget"
     run_as_user: str = "--run-as-user"
+    platform: str = "--platform openshift"
     probe: str = "--probe"
     resources: str = "--supervisor-requests and --supervisor-limits"
     selector: str = "--selector"

@@ -82,6 +82,7 @@ POLICY_OPTION_NAMES = OptionNames(
     group_restarts=f"the annotation {ALLOW_GROUP_RESTARTS_ANNOTATION}",
     host_budget="the policy's spec.memory.host.growthBudget",
     run_as_user="runAsUser",
+    platform="",
     probe="the policy's spec.probe",
     selector="the policy's spec.selector",
 )

@@ -136,9 +136,11 @@ def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
     assert pod["imagePullSecrets"] == [{"name": "hub"}, {"name": "policy"}]
     assert {"name": "DCGM_EXPORTER_PORT", "value": "9400"} in pod["initContainers"][-1]["env"]
     for flag, said in (
-        ("--supervisor-requests=cpu=lots", "--supervisor-requests: "),
-        ("--supervisor-limits=memory", "--supervisor-limits: "),
+        ("--supervisor-requests=cpu=lots", "--supervisor-requests: 'lots' is not a valid"),
+        ("--supervisor-limits=memory", "--supervisor-limits: 'memory' has no amount: use NAME="),
         ("--image-pull-secret=A_B", "--image-pull-secret: "),
+        ("--supervisor-image=", "--supervisor-image: '' is not a container image"),
+        ("--supervisor-image=s: 1", "--supervisor-image: 's: 1' is not a container image"),
     ):
         wrong = plimsoll("-f", "-", *FLAG, flag, stdin=text)
         assert isinstance(wrong.exception, UsageError)

@@ -68,6 +68,7 @@ def test_the_examples_are_good(name: str) -> None:
             "spec.memory.host: growthBudget (2.0 GiB) must not be larger than limit (1.0 GiB)",
         ),
         ("growthBudget: 256Mi", "growthBudget: lots", "'lots' is not a valid quantity"),
+        ("growthBudget: 256Mi", "growthBudget: auto", "'auto' is not a valid budget: write Auto"),
         ("  memory:", "  memmory: {}\n  memory:", "spec.memmory: is not a known field: remove"),
         ("    uri: file:///models/tiny", "    {}", "spec.model.uri: is required: add it"),
         ("name: tiny", "name: Tiny_1", "metadata.name: 'Tiny_1' must be"),
@@ -91,6 +92,28 @@ def test_a_field_that_cannot_be_used_is_named(
         assert message.startswith("FILE:")
     else:
         assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("maxUnavailable: 25%", "must be an integer, but the value is '25%'"),
+        ("maxUnavailable: 0", "must be an integer of at least 1, but the value is 0"),
+        ("sweepSharedMemory: 1", "must be true or false, but the value is 1"),
+        ("ladder: Trim", "must contain only Trim, WorkerRestart, EngineRestart, PodReplace"),
+    ],
+)
+def test_a_message_names_types_as_people_do(tmp_path: Path, field: str, expected: str) -> None:
+    message = message_for(tmp_path, f"{GOOD}  supervision:\n    {field}\n")
+
+    name = field.partition(":")[0]
+    assert message.startswith(f"FILE: spec.supervision.{name}: {expected}")
+
+
+def test_a_message_quotes_a_value_once(tmp_path: Path) -> None:
+    message = message_for(tmp_path, GOOD.replace("name: tiny", "name: Tiny_1"))
+
+    assert message.count("'Tiny_1'") == 1
 
 
 def test_each_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
