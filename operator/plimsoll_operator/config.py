@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import socket
@@ -375,11 +376,14 @@ def _parse_resources(
     if not text:
         return default
     try:
-        return Resources.model_validate_json(text)
+        # As in a container's resources, an amount may be a number such as 0.5.
+        return Resources.model_validate(json.loads(text, parse_float=str))
     except ValidationError as error:
         details = error.errors()[0]
         path = ".".join(map(str, details["loc"]))
         parser.error(f"{flag}: {path}: {details['msg']}" if path else f"{flag}: {details['msg']}")
+    except ValueError as error:
+        parser.error(f"{flag}: Invalid JSON: {error}")
 
 
 def _parse_webhook(

@@ -145,6 +145,48 @@ def test_what_supervisors_get_by_default_reaches_the_operator(helm: str) -> None
     assert not any("--supervisor-" in one for one in plain["args"] if "image" not in one)
 
 
+def test_amounts_may_be_numbers_and_have_any_suffix(helm: str) -> None:
+    from plimsoll_operator.config import parse_config
+
+    amounts = {
+        "limits": {"cpu": 1.5, "memory": 1 << 30},
+        "requests": {"cpu": 0.5, "memory": "64e6"},
+    }
+    download = {"resources": {"limits": {"memory": "2000000k"}}}
+    values = {"supervisor": {"resources": amounts}, "modelDownload": download, "resources": amounts}
+    container = of(rendered(helm, values=values), "Deployment")["spec"]["template"]["spec"][
+        "containers"
+    ][0]
+    images = parse_config(container["args"], environ={}).images
+    assert images.resources.limits == {"cpu": "1.5", "memory": "1073741824"}
+    assert images.resources.requests == {"cpu": "0.5", "memory": "64e6"}
+    assert images.download.limits == {"memory": "2000000k"}
+    refused = run(helm, values={"supervisor": {"resources": {"limits": {"memory": "500K"}}}})
+    assert "/supervisor/resources/limits/memory" in refused.stderr
+
+
+def test_names_that_yaml_takes_for_other_values_stay_names(helm: str) -> None:
+    from plimsoll_operator.config import parse_config
+
+    names = ["2026", "no", "null", "1e3"]
+    values = {
+        "namespaces": names, "priorityClassName": "7", "serviceAccount": {"name": "123"},
+        "webhook": {"enabled": True}, "keptIncidents": 1_000_000, "api": {"qps": 2_000_000},
+    }  # fmt: skip
+    items = rendered(helm, "--namespace=1", values=values)
+    found = [one for one in items if one["kind"] == "Role"]
+    assert {one["metadata"]["namespace"] for one in found} == {*names, "1"}
+    for one in items:
+        meta = one["metadata"]
+        texts = [meta["name"], meta.get("namespace", ""), *meta.get("labels", {}).values()]
+        texts += [part for who in one.get("subjects", ()) for part in who.values()]
+        assert all(isinstance(text, str) for text in texts), texts
+    pod = of(items, "Deployment")["spec"]["template"]["spec"]
+    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("7", "123")
+    config = parse_config(pod["containers"][0]["args"], environ={})
+    assert (config.kept_incidents, config.qps) == (1_000_000, 2_000_000)
+
+
 def test_named_namespaces_get_roles_and_nothing_wider(helm: str) -> None:
     items = rendered(helm, values={"namespaces": ["a", "b"], "rbac": {"aggregate": False}})
     assert not kinds(items) & {"ClusterRole", "ClusterRoleBinding"}
