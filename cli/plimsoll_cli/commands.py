@@ -72,7 +72,7 @@ def incidents(
         # A run directory belongs to one service.
         wanted = listing.IncidentFilter(None, phase, kind, open_only)
     else:
-        cluster = options.connect(kubeconfig, context, namespace, all_namespaces)
+        cluster = options.connect(kubeconfig, context, namespace, all_namespaces, has_local=True)
 
         def read() -> list[IncidentView]:
             with show_spinner("reading incidents") as update:
@@ -111,7 +111,8 @@ def explain(
             )
         shown = found[0]
     else:
-        shown = listing.get_incident(options.connect(kubeconfig, context, namespace), incident)
+        cluster = options.connect(kubeconfig, context, namespace, has_local=True)
+        shown = listing.get_incident(cluster, incident)
     if output.is_table:
         out = make_console()
         explaining.print_story(shown, out, is_ascii_only(out))
@@ -284,7 +285,8 @@ def _run_action(
     )
     from plimsoll_cli.targets import parse_target
 
-    found, cluster = parse_target(target), options.connect(kubeconfig, context, namespace)
+    found = parse_target(target)
+    cluster = options.connect(kubeconfig, context, namespace, has_local=True)
     if not found.is_pod:
         run_action_on_pods(
             cluster, action, found, yes, deadline, typer.confirm, service, print_answer

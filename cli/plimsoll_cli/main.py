@@ -181,7 +181,7 @@ def replay(
     """Replay a trace in the supervisor, and print its output as JSON lines."""
     from plimsoll_cli.local import traces
 
-    raise typer.Exit(traces.replay_trace(trace, mode, budget))
+    traces.replay_trace(trace, mode, budget)
 
 
 @app.command()

@@ -66,20 +66,25 @@ def connect(
     namespace: str | None,
     all_namespaces: bool = False,
     check_namespace: bool = True,
+    has_local: bool = False,
 ) -> Cluster:
     """Return a client of the cluster that the options select.
 
     Raises UsageError if the options are invalid or no cluster is configured. With
     ``check_namespace``, also raises UsageError if the namespace does not exist, and RunError if the
-    API server does not answer.
+    API server does not answer. ``has_local`` is whether the command has the option ``--local``.
     """
     if namespace is not None and all_namespaces:
         raise UsageError("use either --namespace or --all-namespaces, not both")
     if kubeconfig is not None and not kubeconfig.is_file():
         raise UsageError(f"--kubeconfig {kubeconfig}: the file does not exist")
-    from plimsoll_cli.cluster.client import Cluster
+    from plimsoll_cli.cluster.client import Cluster, NoClusterError
 
-    found = Cluster(kubeconfig, context, namespace, all_namespaces)
+    try:
+        found = Cluster(kubeconfig, context, namespace, all_namespaces)
+    except NoClusterError as error:
+        hint = ", or add --local for services on this machine" if has_local else ""
+        raise UsageError(f"{error}{hint}") from None
     if check_namespace:
         found.check_namespace()
     return found

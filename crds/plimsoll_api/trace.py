@@ -277,7 +277,8 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
         raw = _open_for_reading(path)
         first = raw.readline(MAX_TRACE_LINE_BYTES)
     except _READ_ERRORS as error:
-        raise TraceError(f"{path}: cannot read the trace: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"{path}: cannot read the trace: {reason}") from error
     try:
         header = decode(first, Header)
     except MalformedError as error:

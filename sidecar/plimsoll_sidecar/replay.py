@@ -276,20 +276,21 @@ def main(argv: list[str] | None = None) -> int:
         help="leak budget for host memory that replaces the recorded one: Auto, 2Gi or 2Gi/6h",
     )
     arguments = parser.parse_args(argv)
-    return print_replay(arguments.trace, arguments.mode, arguments.budget)
-
-
-def print_replay(path: Path, mode: Mode, budget: MemoryBudget | None = None) -> int:
-    """Print the events of a trace as JSON lines. Return 0, or 2 if the trace is invalid."""
     try:
-        for line in replay(path, mode, budget):
-            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        print_replay(arguments.trace, arguments.mode, arguments.budget)
     except TraceError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except BrokenPipeError:
-        return 0
     return 0
+
+
+def print_replay(path: Path, mode: Mode, budget: MemoryBudget | None = None) -> None:
+    """Print the events of a trace as JSON lines. Raises :class:`TraceError`."""
+    try:
+        for line in replay(path, mode, budget):
+            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    except BrokenPipeError:
+        return
 
 
 def _count_line(summary: Summary, line: ReplayLine) -> None:

@@ -158,6 +158,7 @@ def test_replay_refuses_what_is_no_trace(tmp_path: Path, content: bytes, expecte
     done = plimsoll("replay", file, "--mode", "Recover")
 
     assert done.returncode == 2
+    assert done.stderr.startswith(f"plimsoll: {file}:1: ")
     assert expected in done.stderr
     assert done.stdout == ""
 

@@ -77,6 +77,7 @@ def test_tune_prints_it_for_people_and_programs(tmp_path: Path) -> None:
     assert "host memory needs 1.2 GiB at the current load" in done.stdout
     assert "memory: 1280Mi" in done.stdout, "the most that it held, in steps of 256 MiB"
     assert "memory: 1536Mi" in done.stdout, "and its budget"
+    assert "less than a day" not in done.stdout
     done = CliRunner().invoke(app, ["tune", str(file), "-o", "json"])
     assert json.loads(done.stdout)[0]["usual"] == 200 * MIB
     empty = journal(tmp_path / "empty.sqlite", LearnedBudgets())
@@ -93,10 +94,25 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         (str(series), "has no line with a time in Unix seconds and a size in bytes"),
         (str(tmp_path / "none.jsonl"), "none.jsonl"),
         ("no-such-service", "check that the service runs on this machine"),
+        (str(tmp_path / "none.sqlite"), "none.sqlite: the file does not exist"),
     ):
         done = CliRunner().invoke(app, ["tune", source])
         assert isinstance(done.exception, UsageError), done.output
         assert text in str(done.exception)
+
+
+def test_a_limit_is_for_a_series_alone(tmp_path: Path) -> None:
+    file = journal(tmp_path / "journal.sqlite", learned())
+    done = CliRunner().invoke(app, ["tune", str(file), "--limit", "8Gi"])
+    assert isinstance(done.exception, UsageError)
+    assert "only a series (.csv) takes a limit" in str(done.exception)
+
+
+def test_an_hour_is_said_to_be_too_little(tmp_path: Path) -> None:
+    file = tmp_path / "series.csv"
+    file.write_text("".join(f"{BEGAN + 60 * minute},{GIB}\n" for minute in range(60)))
+    done = CliRunner().invoke(app, ["tune", str(file)])
+    assert "59 min is less than a day: observe a day of normal traffic" in done.stdout
 
 
 def test_a_series_is_measured_from_the_least_size_after_each_start(tmp_path: Path) -> None:
@@ -147,7 +163,7 @@ def test_a_budget_is_a_size_and_a_window(text: str, found: MemoryBudget) -> None
 
 @pytest.mark.parametrize("text", ["", "0", "auto", "2Gi/", "2Gi/soon", "2Gi/0s", "/1h", "Auto/"])
 def test_other_budgets_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"quantity|duration|greater than 0"):
+    with pytest.raises(ValueError, match=r"quantity|duration|greater than 0|write Auto"):
         parse_budget(text)
 
 

@@ -45,22 +45,31 @@ class Cluster:
     ) -> None:
         configuration = k8s.Configuration()
         file = str(kubeconfig) if kubeconfig else None
+        is_present = file is not None or _is_kubeconfig_present()
+        if not is_present and "KUBERNETES_SERVICE_HOST" not in os.environ:
+            raise NoClusterError(
+                f"no cluster is configured: {_list_kubeconfigs()} does not exist: use --kubeconfig"
+                " or KUBECONFIG"
+            )
         try:
-            if (
-                file is None
-                and not _is_kubeconfig_present()
-                and "KUBERNETES_SERVICE_HOST" in os.environ
-            ):
-                config.load_incluster_config(configuration)
-                current = "default"
-            else:
+            if is_present:
                 config.load_kube_config(file, context, configuration)
                 current = _read_namespace(file, context)
-        except (ConfigException, OSError, yaml.YAMLError, TypeError) as error:
+            else:
+                config.load_incluster_config(configuration)
+                current = "default"
+        except yaml.YAMLError as error:
+            where = " ".join(str(error).split())
             raise UsageError(
-                f"no cluster is configured: {error}; use --kubeconfig or KUBECONFIG, or add "
-                "--local for services on this machine"
+                f"{file or _list_kubeconfigs()}: the kubeconfig is not valid YAML: {where}"
             ) from None
+        except (ConfigException, OSError) as error:
+            reason = str(error).removeprefix("Invalid kube-config file. ").rstrip(".")
+            raise UsageError(
+                f"{file or _list_kubeconfigs()}: the kubeconfig cannot be used: {reason}"
+            ) from None
+        except (AttributeError, TypeError, ValueError):
+            raise UsageError(f"{file or _list_kubeconfigs()}: the file is no kubeconfig") from None
         configuration.retries = False
         self.host = str(configuration.host)
         self.namespace = None if all_namespaces else namespace or current
@@ -152,7 +161,9 @@ class Cluster:
             data = response.read()
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
             reason = getattr(error, "reason", None) or error
-            raise RunError(f"the API server {self.host} does not answer: {reason}") from None
+            # urllib3 begins with the connection, as HTTPConnection(host='h', port=1).
+            text = str(reason).rpartition("): ")[2]
+            raise RunError(f"the API server {self.host} does not answer: {text}") from None
         if response.status >= 300:
             self._raise_for_status(response.status, response.reason or "", method, path)
         answer: Object = json.loads(data)
@@ -179,8 +190,8 @@ class Cluster:
             group = self.get(f"/apis/{API_GROUP}")
         except NotFoundError:
             raise RunError(
-                f"the CRDs of {API_GROUP} are not installed on {self.host}: run kubectl apply"
-                " --server-side -k config"
+                f"the CRDs of {API_GROUP} are not installed on {self.host}: install the"
+                " chart, or run kubectl apply --server-side -k config"
             ) from None
         versions = [one["version"] for one in group["versions"]]
         if CRD_VERSION not in versions:
@@ -200,6 +211,10 @@ def _make_ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
     if not (configuration.ssl_ca_cert or configuration.ca_cert_data):
         context.load_default_certs()
     return context
+
+
+class NoClusterError(UsageError):
+    """There is no kubeconfig, and the program does not run in a pod."""
 
 
 class NotFoundError(RunError):
@@ -249,10 +264,12 @@ def format_denied_message(method: str, path: str) -> str:
     )
 
 
+def _list_kubeconfigs() -> str:
+    return os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+
+
 def _is_kubeconfig_present() -> bool:
-    paths = os.environ.get("KUBECONFIG")
-    files = paths.split(os.pathsep) if paths else [str(Path.home() / ".kube" / "config")]
-    return any(Path(file).is_file() for file in files if file)
+    return any(Path(file).is_file() for file in _list_kubeconfigs().split(os.pathsep) if file)
 
 
 def _read_namespace(file: str | None, context: str | None) -> str:

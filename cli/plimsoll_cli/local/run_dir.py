@@ -31,9 +31,7 @@ def make_supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[i
     """
     config = folder / "etc" / CONFIG_FILE
     if not config.is_file():
-        raise UsageError(
-            f"{config}: the file does not exist: check that the service runs on this machine"
-        )
+        raise UsageError(f"{config} does not exist: check that the service runs on this machine")
     files = [f"--config={config}", f"--run-dir={folder / 'run'}", f"--state-dir={folder / 'state'}"]
 
     def run_ask(arguments: list[str], timeout_s: float) -> tuple[int, str, str]:

@@ -53,13 +53,16 @@ def record_trace(
         ) from None
 
 
-def replay_trace(file: Path, mode: Mode, budget: str | None) -> int:
-    """Replay a trace, print the supervisor's output, and return the exit status."""
+def replay_trace(file: Path, mode: Mode, budget: str | None) -> None:
+    """Replay a trace, and print the supervisor's output. Raises UsageError."""
     try:
         given = replaying.parse_budget(budget) if budget is not None else None
     except ValueError as error:
         raise UsageError(f"--budget {budget}: {error}") from None
-    return replaying.print_replay(file, mode, given)
+    try:
+        replaying.print_replay(file, mode, given)
+    except TraceError as error:
+        raise UsageError(str(error)) from None
 
 
 def compute_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
@@ -68,6 +71,13 @@ def compute_tunings(source: str, run_dir: Path | None, limit: int | None) -> lis
     ``source`` is a service on this machine, or the path of a journal, a trace or a series.
     """
     file = Path(source)
+    if limit is not None and file.suffix != ".csv":
+        raise UsageError(
+            "--limit: only a series (.csv) takes a limit; a service, a journal and a trace have"
+            " their own"
+        )
+    if run_dir is None and not file.exists() and ("." in source or "/" in source):
+        raise UsageError(f"{source}: the file does not exist")
     try:
         if source.endswith(trace.TRACE_SUFFIXES):
             learned, memory = tune.learn_from_trace(file)
@@ -112,9 +122,11 @@ def compute_host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
 def _read_config(file: Path) -> SupervisorConfig:
     try:
         return supervisor_config.decode_config(file.read_bytes())
-    except OSError as error:
+    except FileNotFoundError:
         raise UsageError(
-            f"{file}: {error.strerror}: check that the service runs on this machine"
+            f"{file} does not exist: check that the service runs on this machine"
         ) from None
+    except OSError as error:
+        raise UsageError(f"{file}: cannot read the file: {error.strerror}") from None
     except MalformedError as error:
         raise UsageError(f"{file}: {error}") from None

@@ -10,7 +10,7 @@ import msgspec
 
 from plimsoll_api.manifest import POSITIVE_BYTES_FORM
 from plimsoll_api.memory_contract import format_quantity
-from plimsoll_api.units import format_bytes, format_duration, format_span
+from plimsoll_api.units import DAY_S, format_bytes, format_duration, format_span
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import traces
@@ -84,6 +84,11 @@ def _format_recommended_budget(tuning: Tuning) -> Iterator[str]:
             "there is no recommendation, because every observed hour is within a day of an incident"
         )
         return
+    if tuning.observed_s < DAY_S:
+        yield (
+            f"{format_span(tuning.observed_s)} is less than a day: observe a day of normal traffic"
+            " before you set these values"
+        )
     window = format_duration(tuning.window_s)
     yield f"the recommended budget is {format_bytes(tuning.proposal)} within {window}"
     if (

@@ -244,7 +244,7 @@ def read_learned_budgets(path: Path) -> LearnedBudgets:
         body, checksum = row
         return decode_row(body, checksum, LearnedBudgets)
     except (sqlite3.Error, DamagedRowError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise ValueError(f"cannot read {path} as a supervisor's journal: {error}") from None
     finally:
         if db is not None:
             db.close()

@@ -1,4 +1,7 @@
-"""Lists that expire, and a namespace that is not there: an API server stands in on loopback."""
+"""Lists that expire, a namespace that is not there, and kubeconfigs that cannot be used.
+
+An API server stands in on loopback.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from plimsoll_cli.cluster.client import MAX_LIST_RESTARTS, Cluster
 from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.main import app
 
 Body = tuple[int, dict[str, object]]
 Answer = Callable[[str | None], Body]
@@ -93,3 +98,49 @@ def test_a_namespace_that_does_not_exist_is_an_error(serve: Callable[[Answer], C
         serve(lambda token: (404, {})).check_namespace()
     serve(lambda token: (403, {})).check_namespace()
     serve(lambda token: (200, {})).check_namespace()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "cannot be used: Invalid kube-config. "),
+        (b"hello", "the file is no kubeconfig"),
+        (b"\xff\xfe\x00", "the file is no kubeconfig"),
+        (b"a: [", "the kubeconfig is not valid YAML"),
+        (b"kind: Config", "cannot be used: Expected key current-context"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_named(
+    tmp_path: Path, content: bytes, expected: str
+) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=expected) as caught:
+        Cluster(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("command", "has_local"), [("incidents", True), ("top", False)])
+def test_local_is_offered_where_a_command_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, has_local: bool
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    done = CliRunner().invoke(app, [command])
+    assert isinstance(done.exception, UsageError)
+    assert "no cluster is configured: " in str(done.exception)
+    assert ("--local" in str(done.exception)) is has_local
+
+
+def test_a_server_that_is_away_is_named_without_the_library(tmp_path: Path) -> None:
+    config = {
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    with pytest.raises(RunError, match=r"127\.0\.0\.1:1 does not answer: Failed to establish"):
+        Cluster(file).get("/version")
