@@ -11,7 +11,14 @@ from plimsoll_api.cel import make_rule, make_validations
 from plimsoll_api.schema import PositiveDuration, PositiveQuantity, PreservedObject, ResourceModel
 
 MAX_SERVICE_REPLICAS = 1000
-COUNT_OR_PERCENT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
+COUNT_OR_PERCENT_PATTERN = r"^(0|[1-9][0-9]{0,3}|(0|[1-9][0-9]{0,2})%)$"
+COUNT_OR_SHARE_PATTERN = r"^(0|[1-9][0-9]{0,3}|(0|[1-9][0-9]?|100)%)$"
+_COUNT_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "minimum": 0,
+    "maximum": 9999,
+    "x-kubernetes-int-or-string": True,
+}
 _LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
 _METRIC_NAME_PATTERN = r"^[^/%]*[^/%.][^/%]*$"
@@ -26,17 +33,17 @@ Count = Annotated[
     str,
     BeforeValidator(_convert_to_text),
     StringConstraints(pattern=COUNT_OR_PERCENT_PATTERN),
-    Field(
-        json_schema_extra={
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": COUNT_OR_PERCENT_PATTERN,
-            "minimum": 0,
-            "maximum": 9999,
-            "x-kubernetes-int-or-string": True,
-        }
-    ),
+    Field(json_schema_extra=_COUNT_SCHEMA | {"pattern": COUNT_OR_PERCENT_PATTERN}),
 ]
 """Number of replicas, or a percentage of them."""
+UnavailableCount = Annotated[
+    str,
+    BeforeValidator(_convert_to_text),
+    StringConstraints(pattern=COUNT_OR_SHARE_PATTERN),
+    Field(json_schema_extra=_COUNT_SCHEMA | {"pattern": COUNT_OR_SHARE_PATTERN}),
+]
+"""Number of replicas, or a percentage of at most 100, as in a Deployment and a
+PodDisruptionBudget."""
 
 Labels = Annotated[
     dict[str, Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE_PATTERN)]],
@@ -205,11 +212,11 @@ class Rollout(ResourceModel):
         "pod would wait for something that an old pod holds. This can be devices, ports of the "
         "node, or a PersistentVolumeClaim that is neither ReadWriteMany nor only ReadOnlyMany.",
     )
-    max_unavailable: Count | None = Field(
+    max_unavailable: UnavailableCount | None = Field(
         default=None,
         description="Maximum number of pods that may be unavailable during a rollout, as a "
-        "number or a percentage. Defaults to 1 if `maxSurge` is 0 or defaults to 0; otherwise to "
-        "0.",
+        "number or a percentage of at most 100. Defaults to 1 if `maxSurge` is 0 or defaults to "
+        "0; otherwise to 0.",
     )
     progress_deadline: PositiveDuration | None = Field(
         default=None,
@@ -253,11 +260,11 @@ class Disruption(ResourceModel):
     enabled: bool = Field(
         default=True, description="Whether to create a PodDisruptionBudget. Defaults to true."
     )
-    max_unavailable: Count | None = Field(
+    max_unavailable: UnavailableCount | None = Field(
         default=None,
         description="Maximum number of replicas that may be unavailable after an "
-        "eviction, as a number or a percentage. Replicas that are not ready can always be "
-        "evicted. Defaults to `supervision.maxUnavailable`.",
+        "eviction, as a number or a percentage of at most 100. Replicas that are not ready can "
+        "always be evicted. Defaults to `supervision.maxUnavailable`.",
     )
 
 

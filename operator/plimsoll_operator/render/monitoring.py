@@ -14,6 +14,7 @@ from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SERVICE_LABEL
+from plimsoll_api.units import format_duration, parse_duration
 from plimsoll_operator.render import names
 
 RUNBOOKS_URL = "https://plimsoll.dev/runbooks"
@@ -129,7 +130,8 @@ def make_pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
     label = f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', SERVICE_LABEL)}"
     endpoint = {
         "path": "/metrics",
-        "interval": wanted.interval,
+        # The Prometheus operator's CRD takes neither fractions nor units in another order.
+        "interval": format_duration(max(0.001, parse_duration(wanted.interval))),
         "relabelings": [{"sourceLabels": [label], "targetLabel": "service"}],
     }
     return [

@@ -199,6 +199,9 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"disruption": {"maxUnavailable": "some"}}, "spec.disruption.maxUnavailable"),
     ({"disruption": {"maxUnavailable": -1}}, "spec.disruption.maxUnavailable"),
+    ({"disruption": {"maxUnavailable": "150%"}}, "spec.disruption.maxUnavailable"),
+    ({"rollout": {"maxUnavailable": "101%"}}, "spec.rollout.maxUnavailable"),
+    ({"rollout": {"maxSurge": "00"}}, "spec.rollout.maxSurge"),
     ({"observability": {"podMonitor": {"interval": "0s"}}}, "must be greater than 0"),
 ]
 """What is changed in the least spec, and what the message must say."""

@@ -131,6 +131,8 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
         ),
         ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
         ({"rollout": {"maxSurge": "many"}}, "spec.rollout.maxSurge"),
+        ({"rollout": {"maxSurge": "00"}}, "spec.rollout.maxSurge"),
+        ({"rollout": {"maxUnavailable": "101%"}}, "spec.rollout.maxUnavailable"),
         ({"observability": {"podMonitor": {"interval": "0s"}}}, "podMonitor.interval"),
     ],
 )

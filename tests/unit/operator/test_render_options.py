@@ -168,6 +168,17 @@ def test_a_disruption_budget_is_there_until_it_is_turned_off() -> None:
     assert ("PodDisruptionBudget", "qwen") not in objects(disruption={"enabled": False})
 
 
+@pytest.mark.parametrize(
+    ("interval", "written"),
+    [("15s", "15s"), ("0.5m", "30s"), ("1.5s", "1500ms"), ("30s1m", "90s"), ("0.1ms", "1ms")],
+)
+def test_an_interval_is_one_that_the_prometheus_operator_takes(interval: str, written: str) -> None:
+    """Its pattern has neither fractions nor units in another order."""
+    monitor = {"podMonitor": {"enabled": True, "interval": interval}}
+    made = objects(observability=monitor)["PodMonitor", "qwen"]
+    assert {one["interval"] for one in made["spec"]["podMetricsEndpoints"]} == {written}
+
+
 def test_replicas_are_the_autoscalers_once_there_is_one() -> None:
     made = objects(autoscaling=SCALING, replicas=9)
     deployment = made["Deployment", "qwen"]
