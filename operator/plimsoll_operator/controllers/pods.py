@@ -74,7 +74,7 @@ async def reconcile_pods(
             await _apply_incident(
                 api, store, _make_deletion_patch(one), manager=DELETION_FIELD_MANAGER
             )
-    changes = plan_incidents(item, pods, incidents, now, groups)
+    changes = plan_incidents(item, pods, incidents, now, groups, config.kept_incidents)
     for incident in changes.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
         store.put(await api.apply(INCIDENT, identity))

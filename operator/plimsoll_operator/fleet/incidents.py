@@ -6,6 +6,7 @@ incidents and limits open ones, so that no pod can fill etcd.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -66,17 +67,19 @@ def plan_incidents(
     incidents: list[Object],
     now: str,
     groups: Sequence[GroupStarts] = (),
+    max_ended: float = math.inf,
 ) -> IncidentChanges:
     """Return the incidents to open or end, and the pods to evict.
 
-    ``pods`` include terminating ones, and ``now`` is RFC 3339.
+    ``pods`` include terminating ones, and ``now`` is RFC 3339. ``max_ended`` is the number of ended
+    incidents that :func:`find_surplus_incidents` keeps.
     """
     changes = IncidentChanges()
     _update_group_incidents(changes, service, groups, incidents, now)
     for pod in pods:
         for container in pod.containers:
             if container.name in (names.ENGINE, names.SUPERVISOR):
-                _add_oom_kills(changes, service, pod, container, incidents, now)
+                _add_oom_kills(changes, service, pod, container, incidents, now, max_ended)
                 _add_crash_loops(changes, service, pod, container, incidents, now)
     present = {pod.name: pod for pod in pods}
     replaced: dict[str, PodView] = {}
@@ -101,7 +104,7 @@ def plan_incidents(
 
 def _add_oom_kills(
     changes: IncidentChanges, service: Object, pod: PodView, container: Container,
-    incidents: list[Object], now: str,
+    incidents: list[Object], now: str, max_ended: float,
 ) -> None:  # fmt: skip
     for ended in container.terminations:
         at = str(ended.get("finishedAt"))
@@ -110,6 +113,8 @@ def _add_oom_kills(
             continue
         name = _make_incident_name(pod.name, container, f"oom-{int(killed_s):x}")
         if _has_incident(name, incidents) or _is_reported(pod.name, container.name, at, incidents):
+            continue
+        if _is_outdated(pod.name, at, incidents, max_ended):
             continue
         age_s = _compute_seconds_between(at, now)
         if age_s is not None and age_s < REPORT_GRACE_S and container.name == names.ENGINE:
@@ -284,6 +289,19 @@ def _is_reported(pod: str, container: str, killed_at: str, incidents: list[Objec
         and abs(apart) < 2 * REPORT_GRACE_S
         for one in incidents
     )
+
+
+# The pod's status still shows a kill whose incident was deleted for later ones.
+def _is_outdated(pod: str, killed_at: str, incidents: list[Object], max_ended: float) -> bool:
+    later = [
+        one
+        for one in incidents
+        if (after_s := _compute_seconds_between(killed_at, one["spec"]["openedAt"])) is not None
+        and after_s >= 0
+    ]
+    of_pod = sum(one["spec"]["pod"] == pod for one in later)
+    ended = sum(not _is_open(one) for one in later)
+    return of_pod >= MAX_KEPT_INCIDENTS_PER_POD or ended >= max_ended
 
 
 def _make_incident(

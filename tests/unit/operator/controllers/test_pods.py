@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ from plimsoll_operator.kinds import Key, Kind, Object
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
+from tests import fake_api
 from tests.fake_api import Answer, FakeApi
 
 if TYPE_CHECKING:
@@ -190,3 +192,38 @@ def test_an_incident_that_cannot_be_written_holds_up_no_other() -> None:
     api.refuse = refuse
     found = after(api, recorded("vllm-0-1"), recorded("vllm-0-2"))
     assert found == {"vllm-0-1": "Confirmed", "vllm-0-2": "Unresolved"}
+
+
+def oom_killed(name: str, killed: str) -> PodView:
+    """A running pod whose engine was OOM-killed before."""
+    ended = {"reason": "OOMKilled", "exitCode": 137, "startedAt": killed, "finishedAt": killed}
+    status = {
+        "name": "engine", "ready": True, "started": True, "restartCount": 1,
+        "state": {"running": {"startedAt": killed}}, "lastState": {"terminated": ended},
+    }  # fmt: skip
+    meta = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return PodView.parse({"metadata": meta, "status": {"containerStatuses": [status]}})
+
+
+def test_an_incident_that_was_deleted_for_later_ones_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The status of a pod shows its last OOM kill for as long as the pod lives."""
+    api, store, key = FakeApi(), Store(), Key("ml", "qwen")
+    api.changed = lambda item, gone: (store.remove if gone else store.put)(item)
+    config = replace(CONFIG, kept_incidents=3)
+    service = {"kind": "InferenceService", "metadata": {"name": "qwen", "namespace": "ml"}}
+    pods = [oom_killed(f"qwen-{n}", f"2026-01-01T00:0{n}:00Z") for n in range(6)]
+    evictions = Evictions(api, lambda: 0.0, 15.0)
+    for hour in range(1, 9):
+        now = f"2026-01-01T0{hour}:00:00Z"
+        monkeypatch.setattr(fake_api, "MADE_AT", now)
+        for _ in range(10):  # the event of each write leads to another reconcile
+            version, found = api._version, store.list_children(key, {"LeakIncident"})
+            asyncio.run(
+                reconcile_pods(api, store, key, service, pods, found, now, config, evictions)
+            )
+            if api._version == version:
+                break
+    assert [one["spec"]["pod"] for one in api.all("LeakIncident")] == ["qwen-3", "qwen-4", "qwen-5"]
+    assert api.writes["delete", "LeakIncident"] == 3
