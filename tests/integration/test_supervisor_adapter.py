@@ -1,8 +1,10 @@
 """The adapter over HTTP: fences, repetitions, a wrong token, an engine that is not there."""
 
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +14,10 @@ import pytest
 from plimsoll_api.admin import Diagnostic, EngineState, Epoch, Status
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
-from plimsoll_sidecar.act.adapters.processes import Terminator
+from plimsoll_sidecar.act.adapters.plimsoll_engine import REQUEST_TIMEOUT_S, PlimsollEngine
+from plimsoll_sidecar.act.adapters.processes import MAIN_EXIT_WAIT_S, Terminator
 from plimsoll_sidecar.clients.http import EngineError
-from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.signals.process_table import identify
 
 
@@ -92,6 +94,25 @@ def test_an_engine_restart_ends_the_boot(rig: Rig) -> None:
     assert result.outcome in (Outcome.SUCCEEDED, Outcome.REFUSED)
     assert Epoch.parse(rig.status_when_back().epoch).boot_id != Epoch.parse(before).boot_id
     assert len(rig.log.read_text().splitlines()) == 1
+
+
+def test_an_engine_that_answers_late_has_not_ended(rig: Rig) -> None:
+    """Otherwise its pod would be ready again while it still ends."""
+    epoch = rig.client.status().epoch
+    results: list[Result] = []
+    restart = command(epoch, Verb.RESTART_ENGINE)
+    thread = threading.Thread(target=lambda: results.append(rig.client.restart_engine(restart)))
+    thread.start()
+    while rig.client.status().state is not EngineState.RESTARTING:
+        time.sleep(0.01)
+    rig.process.send_signal(signal.SIGSTOP)
+    try:
+        thread.join(REQUEST_TIMEOUT_S + MAIN_EXIT_WAIT_S + 1.0)
+        assert not results, "the engine still runs"
+    finally:
+        rig.process.send_signal(signal.SIGCONT)
+        thread.join(30)
+    assert results[0].outcome in (Outcome.SUCCEEDED, Outcome.REFUSED)
 
 
 def test_a_wrong_token_is_said(rig: Rig) -> None:

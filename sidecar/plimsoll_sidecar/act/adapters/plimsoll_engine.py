@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -33,6 +34,9 @@ from plimsoll_sidecar.clients.http import (
     request,
 )
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
+from plimsoll_sidecar.signals.engine_processes import EngineProcesses
+from plimsoll_sidecar.signals.process_table import is_running
+from plimsoll_sidecar.signals.tcp_sockets import TCP_LISTEN, find_socket_inodes
 
 # The engine answers 202 if an operation takes longer.
 REQUEST_TIMEOUT_S = 3.0
@@ -71,6 +75,7 @@ class PlimsollEngine(OwnedEngine):
 
     def __init__(self, endpoint: EngineEndpoint, token_file: Path) -> None:
         self._url = endpoint.admin_url.rstrip("/") + admin.ADMIN_PREFIX
+        self._port = urlsplit(endpoint.admin_url).port or 80
         self._serving = HttpClient(endpoint.serving_url)
         self._token_file = token_file
         self._http = create_pool(maxsize=4)
@@ -151,13 +156,22 @@ class PlimsollEngine(OwnedEngine):
         body = self._make_restart_request(command, admin.Scope.ENGINE)
         limit_s = command.deadline_s + ENGINE_EXIT_GRACE_S
         before = self._owned.find_processes_or_none()
-        result = self._run_operation(command, "/restart", body, limit_s, ends_engine=True)
+        result = self._run_operation(
+            command, "/restart", body, limit_s, lambda: self._has_ended(before)
+        )
         if result.outcome is not Outcome.SUCCEEDED or before is None:
             return result
         ending = end_orphaned_helpers(before)
         outcome = Outcome.SUCCEEDED if ending.error is None else Outcome.FAILED
         summary = (result.message, ending.summary, ending.error)
         return _make_result(command, outcome, "; ".join(filter(None, summary)))
+
+    def _has_ended(self, before: EngineProcesses | None) -> bool:
+        # An engine that does not answer in time may still run, and serve its last requests.
+        main = before.main if before is not None else None
+        if main is not None and not is_running(main):
+            return True
+        return not find_socket_inodes(self._port, TCP_LISTEN)
 
     def _make_restart_request(self, command: Command, scope: admin.Scope) -> admin.RestartRequest:
         return admin.RestartRequest(
@@ -174,11 +188,11 @@ class PlimsollEngine(OwnedEngine):
         path: str,
         body: msgspec.Struct,
         limit_s: float,
-        ends_engine: bool = False,
+        has_ended: Callable[[], bool] | None = None,
     ) -> Result:
         # A request whose response is lost is sent again with the same operation ID. An engine that
-        # has restarted meanwhile refuses it, because the epoch differs. With ends_engine, the
-        # operation has succeeded once the engine accepted it and stops answering.
+        # has restarted meanwhile refuses it, because the epoch differs. With has_ended, the
+        # operation has succeeded once the engine accepted it and has ended.
         deadline = time.monotonic() + limit_s
         accepted = False
         trouble, pause = "the engine did not answer", FIRST_POLL_PAUSE_S
@@ -202,7 +216,7 @@ class PlimsollEngine(OwnedEngine):
                     command, Outcome.REFUSED if refused else Outcome.FAILED, str(error)
                 )
             except EngineError as error:
-                if accepted and ends_engine:
+                if accepted and has_ended is not None and has_ended():
                     return _make_result(
                         command, Outcome.SUCCEEDED, "the engine's process has ended"
                     )
