@@ -152,11 +152,30 @@ def test_an_unknown_version_is_requested_again(rig: Rig, monkeypatch: pytest.Mon
     adapter = rig.adapter(EngineType.VLLM)
     assert adapter.status().version == ""
     assert adapter.status().version == "", "not at every sample"
-    monkeypatch.setattr(external_server, "VERSION_RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(external_server, "RETRY_INTERVAL_S", 0.0)
     rig.processes[0].kill()
     rig.processes[0].wait(10)
     rig.start("vllm", "--busy=1")
     assert [adapter.status().version for _ in range(2)] == ["", "0.5.23"]
+
+
+def test_a_server_that_answers_late_is_asked_for_its_routes_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a new supervisor would leave the engine paused that the last one drained."""
+    rig.start("vllm-dev")
+    epoch = rig.adapter(EngineType.VLLM).status().epoch
+    adapter = rig.adapter(EngineType.VLLM)
+    with monkeypatch.context() as slow:
+        slow.setattr(external_server, "REQUEST_TIMEOUT_S", 1e-6)
+        assert Capability.TRIM not in adapter.status().capabilities
+    with pytest.raises(EngineError, match="the route /resume"):
+        adapter.resume(epoch)
+    assert Capability.TRIM not in adapter.status().capabilities, "not at every sample"
+    monkeypatch.setattr(adapter._info, "_next_routes_at", time.monotonic())
+    assert Capability.TRIM in adapter.status().capabilities
+    adapter.resume(epoch)
+    assert rig.calls == ["/resume"]
 
 
 def test_a_restart_is_fenced_by_the_process(rig: Rig) -> None:

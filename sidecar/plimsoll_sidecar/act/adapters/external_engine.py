@@ -313,6 +313,8 @@ class ExternalEngine(OwnedEngine):
         if self._explain_other_epoch(epoch) is not None:
             return  # a new process was never drained
         resume = self._profile.resume_path
+        if resume and self._info.has_silent_route:
+            raise EngineError(f"the engine has not said yet whether it has the route {resume}")
         if resume and resume in self._info.routes:
             trouble = self._post(resume, b"{}", PAUSE_TIMEOUT_S)
             if trouble is not None:

@@ -5,6 +5,7 @@ They are read once per epoch. OPTIONS requests, which have no effect, find the r
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 3.0
 IDENTIFY_TIMEOUT_S = 2.0
-VERSION_RETRY_INTERVAL_S = 30.0
+RETRY_INTERVAL_S = 30.0
 # All spellings of a metrics line with an engine's prefix.
 _METRIC_PREFIX_PATTERN = rb'^(?:\{")?(?:ray_)?%s[:_]'
 
@@ -57,14 +58,19 @@ class ServerInfo:
         self.routes: frozenset[str] = frozenset()
         self.kv_lease_s: float | None = None
         self.connector = ""
-        self._has_routes, self._next_version_at = False, 0.0
+        self._next_routes_at = self._next_version_at = 0.0
 
     def update(self) -> None:
         """Read the routes, the arguments and the version of a serving engine, once per epoch."""
-        if not self._has_routes:
-            self.routes, self._has_routes = self._discover_routes(), True
+        if not self._next_routes_at:
             self._update_kv_transfer_settings()
+        self._update_routes()
         self._update_version()
+
+    @property
+    def has_silent_route(self) -> bool:
+        """Whether the server was asked for its routes, but has not answered for all of them."""
+        return 0.0 < self._next_routes_at < math.inf
 
     @property
     def capabilities(self) -> list[Capability]:
@@ -116,7 +122,7 @@ class ServerInfo:
             return
         version = read_server_version(self._server, self._profile)
         self.version = version or self.version
-        self._next_version_at = math.inf if version else now + VERSION_RETRY_INTERVAL_S
+        self._next_version_at = math.inf if version else now + RETRY_INTERVAL_S
 
     def _update_kv_transfer_settings(self) -> None:
         members = self._owned.find_processes_or_none()
@@ -129,16 +135,22 @@ class ServerInfo:
             kind, words, lambda name: read_environment_variable(pid, name)
         )
 
-    def _discover_routes(self) -> frozenset[str]:
-        paths = [*self._profile.trim_paths, self._profile.pause_path, self._profile.resume_path]
-        return frozenset(path for path in paths if path and self._has_route(path.partition("?")[0]))
-
-    def _has_route(self, path: str) -> bool:
-        try:
+    def _update_routes(self) -> None:
+        # A server that is too busy to answer is asked again: without its routes, a paused engine
+        # could not be resumed.
+        now = time.monotonic()
+        if now < self._next_routes_at:
+            return
+        paths = (*self._profile.trim_paths, self._profile.pause_path, self._profile.resume_path)
+        self._next_routes_at = now + RETRY_INTERVAL_S
+        with contextlib.suppress(EngineError):
             # 405 if the route exists for another method, 404 if it does not exist.
-            return self._server.call("OPTIONS", path, REQUEST_TIMEOUT_S)[0] == 405
-        except EngineError:
-            return False
+            self.routes = frozenset(
+                path
+                for path in filter(None, paths)
+                if self._server.call("OPTIONS", path.partition("?")[0], REQUEST_TIMEOUT_S)[0] == 405
+            )
+            self._next_routes_at = math.inf
 
 
 class _Model(msgspec.Struct):
