@@ -10,7 +10,7 @@ its version are errors, and ``--requests-s`` are answered in each second. ``--ca
 trim gives back. With ``--outstays`` SIGTERM ends
 the titled processes alone, as vLLM's server does while it has open streams. A ``--worker`` of a
 multi-node engine listens nowhere. With ``--transfers`` it completes prompts, as an engine that
-exchanges KV blocks with others.
+exchanges KV blocks with others. There is no metrics page while the file ``--no-page`` exists.
 """
 
 import argparse
@@ -63,6 +63,7 @@ class Engine:
         self.registries, self.pages = arguments.registries, 0
         self.version, self.transfers = arguments.version, arguments.transfers
         self.cache = b"\1" * (arguments.cache_mib << 20)
+        self.no_page = arguments.no_page
         self.sick, self.requests_s = Path(arguments.sick), arguments.requests_s
         self.began, self.paused_at = time.monotonic(), 0.0
         self.completed = 0
@@ -134,7 +135,8 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             elif path == "/v1/completions":
                 self.answer(200, json.dumps(COMPLETION))
             elif path == "/metrics":
-                self.answer(200, engine.metrics())
+                found = not engine.no_page.exists()
+                self.answer(200 if found else 503, engine.metrics() if found else "")
             elif path.endswith(("/version", "/server_info", "/get_server_info")):
                 # SGLang's comes from its scheduler, which may be busy: here it is at first.
                 engine.asked += 1
@@ -167,6 +169,7 @@ def main() -> None:
     parse.add_argument("--log", required=True)
     parse.add_argument("--sick", default="/nonexistent")
     parse.add_argument("--gate", type=Path, default=Path("/nonexistent"))
+    parse.add_argument("--no-page", type=Path, default=Path("/nonexistent"))
     parse.add_argument("--leak-mib-s", type=float, default=0.0)
     parse.add_argument("--running", type=int, default=0)
     parse.add_argument("--requests-s", type=float, default=0.0)

@@ -335,6 +335,19 @@ def test_a_drain_that_was_ended_while_it_waited_pauses_nothing(rig: Rig, kind: s
     assert adapter.status().state is EngineState.SERVING
 
 
+def test_a_drain_waits_for_kv_blocks_that_no_page_shows(rig: Rig, tmp_path: Path) -> None:
+    """Other engines may still read them, and their requests would fail."""
+    rig.start("sglang", f"--no-page={tmp_path / 'busy'}", "--disaggregation-mode=prefill")
+    adapter = rig.adapter(EngineType.SGLANG)
+    drain = command(adapter.status().epoch, Verb.DRAIN, 2.0)
+    assert adapter.drain(drain).message.startswith("idle")
+    adapter.resume(drain.epoch)
+    (tmp_path / "busy").touch()
+    begin = time.monotonic()
+    assert "still hold an unknown share of the KV cache" in adapter.drain(drain).message
+    assert time.monotonic() - begin >= 2.0
+
+
 def test_requests_finish_and_more_may_come_before_a_pod_is_replaced(rig: Rig) -> None:
     rig.start("vllm-pause", "--running=3")
     adapter = rig.adapter(EngineType.VLLM)

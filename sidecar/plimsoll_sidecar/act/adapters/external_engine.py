@@ -377,14 +377,15 @@ class ExternalEngine(OwnedEngine):
             return "idle"
         deadline = min(deadline, time.monotonic() + lease_s)
         while (
-            (kv_usage := self._read_kv_cache_usage())
+            (kv_usage := self._read_kv_cache_usage()) != 0.0
             and time.monotonic() < deadline
             and is_wanted()
         ):
             time.sleep(POLL_INTERVAL_S)
-        if not kv_usage:
+        if kv_usage == 0.0:
             return "idle"
-        return f"no request is running, but other engines still hold {kv_usage:.1%} of the KV cache"
+        share = "an unknown share" if kv_usage is None else f"{kv_usage:.1%}"
+        return f"no request is running, but other engines still hold {share} of the KV cache"
 
     def _read_kv_cache_usage(self) -> float | None:
         load = self._scrape_load()
