@@ -111,9 +111,9 @@ class BackgroundThread(threading.Thread):
         requested_s: float | None = getattr(error, "retry_after_s", None)
         pause = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 16), self._max_pause_s)
         self._failures += 1
-        if requested_s is None:
-            return pause * random.uniform(0.5, 1.0)
-        return min(requested_s, self._max_retry_after_s)
+        if requested_s:
+            return min(requested_s, self._max_retry_after_s)
+        return pause * random.uniform(0.5, 1.0)  # a proxy may ask for a pause of 0 s
 
 
 def run_in_thread(name: str, task: Callable[[], object]) -> None:

@@ -95,6 +95,7 @@ def test_a_wish_of_the_server_is_followed_within_reason(monkeypatch: pytest.Monk
     part = BackgroundThread("tested", lambda: None)
     assert part._record_failure(KubeError(429, "wait", retry_after_s=7.0)) == 7.0
     assert part._record_failure(KubeError(429, "wait", retry_after_s=86_400.0)) <= 300.0
+    assert part._record_failure(KubeError(503, "now", retry_after_s=0.0)) >= 1.0
     pauses = [part._record_failure(ValueError()) for _ in range(2000)]
     assert max(pauses) <= background.MAX_PAUSE_S
 
