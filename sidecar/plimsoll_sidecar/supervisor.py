@@ -124,6 +124,7 @@ class Supervisor:
         self.display = Display(metrics)
         metrics.export_budgets(self._governor.memory)
         metrics.export_role(self.service)
+        metrics.skip_counted_steps(state.incidents)
 
     @property
     def service(self) -> ServiceRef:
@@ -361,6 +362,7 @@ class Supervisor:
         # The journal could not be opened at the start. Incidents and restarts since then are added.
         if not self._journal.is_open:
             return
+        self._metrics.skip_counted_steps(state.incidents)
         self._journal.add_unwritten(state, self._governor.state.incidents)
         counted, self._governor.state = self._governor.copy_restarts(), state
         self._governor.merge_restarts(counted)

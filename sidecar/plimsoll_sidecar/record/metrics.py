@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 
 from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState
-from plimsoll_api.incident_record import StepOutcome
+from plimsoll_api.incident_record import StepOutcome, StepRecord
 from plimsoll_api.incidents import OPERATOR_ONLY_KINDS, IncidentKind, IncidentPhase
 from plimsoll_api.learned import LEARNED_WINDOWS_H, LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
@@ -349,6 +349,13 @@ class Metrics:
                 prefix = f"{event.incident.name}/"
                 self._counted = {key for key in self._counted if not key.startswith(prefix)}
 
+    def skip_counted_steps(self, incidents: Iterable[Incident]) -> None:
+        """Do not count the finished steps of ``incidents``: an earlier supervisor did."""
+        for incident in incidents:
+            if incident.phase is IncidentPhase.AWAITING_SLOT:
+                self._awaiting.setdefault(incident.name, incident.phase_since)
+            self._counted.update(key for key, _ in _list_finished_actions(incident))
+
     def export_status(
         self,
         num_open_incidents: int,
@@ -476,10 +483,7 @@ class Metrics:
             )
 
     def _count_steps(self, incident: Incident) -> None:
-        for step in incident.timeline:
-            if step.step not in REMEDIATION_STEPS or step.outcome is StepOutcome.BEGUN:
-                continue
-            key = f"{incident.name}/{step.operation_id or step.step}"
+        for key, step in _list_finished_actions(incident):
             if key in self._counted:
                 continue
             self._counted.add(key)
@@ -499,6 +503,14 @@ class Metrics:
             self._counters["remediation_returned_bytes"].labels(outcome, kind).inc(
                 incident.returned_bytes
             )
+
+
+def _list_finished_actions(incident: Incident) -> list[tuple[str, StepRecord]]:
+    return [
+        (f"{incident.name}/{step.operation_id or step.step}", step)
+        for step in incident.timeline
+        if step.step in REMEDIATION_STEPS and step.outcome is not StepOutcome.BEGUN
+    ]
 
 
 def _choose_larger_growth(

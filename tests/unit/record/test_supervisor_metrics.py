@@ -160,6 +160,24 @@ def test_an_incident_and_its_remediations_are_counted_once() -> None:
     assert b"plimsoll_supervisor_resident_memory_bytes" in metrics.render()
 
 
+def test_a_new_supervisor_counts_no_step_again() -> None:
+    """Prometheus adds the counts of both processes."""
+    incident = Incident(name="p-1", kind=IncidentKind.STALL, epoch="a:1", opened_at=1.0)
+    for number, outcome in enumerate((StepOutcome.FAILED, StepOutcome.BEGUN)):
+        step = StepRecord(time=2.0, step="EngineRestart", outcome=outcome, operation_id=str(number))
+        incident.add_step(step)
+    incident.set_phase(IncidentPhase.AWAITING_SLOT, 10.0)
+    metrics = Metrics()
+    metrics.skip_counted_steps([incident])
+    incident.timeline[1].outcome = StepOutcome.SUCCEEDED
+    incident.set_phase(IncidentPhase.RESTARTING, 15.0)
+    metrics.count_events([Event(type=EventType.ADVANCED, at=15.0, incident=incident)])
+    for result, count in (("Failed", 0), ("Succeeded", 1)):
+        labels = {"action": "EngineRestart", "outcome": result}
+        assert value(metrics, "plimsoll_remediations_total", **labels) == count
+    assert value(metrics, "plimsoll_restart_slot_wait_seconds_sum") == 5.0
+
+
 def test_the_group_is_shown_as_far_as_it_is_known() -> None:
     groups = iter([CgroupMemory(), CgroupMemory(anon=5, throttled=2, stalled_some_s=1.5)])
     group = next(groups)
