@@ -17,7 +17,7 @@ def operator() -> Dashboard:
         .with_panel(number("Canary", SECONDS, "Time since the API server last answered a read.",
                            "max(plimsoll_operator_canary_age_seconds)", width=6))
         .with_panel(number("Last event", SECONDS, "Time since the last watch event.",
-                           "max(plimsoll_operator_watch_age_seconds)", width=6))
+                           f"max({_of_leader('watch_age_seconds')})", width=6))
         .with_panel(lines("Reconciles", RATE, "All reconciles, and failed ones.",
                           (_rate("reconciles_total"), "all"),
                           (_rate("reconcile_failures_total"), "failed")))
@@ -29,7 +29,7 @@ def operator() -> Dashboard:
                           (_rate("watch_events_total"), "events")))
         .with_panel(lines("Ages", SECONDS, "Canary and last event. The canary's must stay small.",
                           ("max(plimsoll_operator_canary_age_seconds)", "canary"),
-                          ("max(plimsoll_operator_watch_age_seconds)", "last event")))
+                          (f"max({_of_leader('watch_age_seconds')})", "last event")))
         .with_panel(lines("Failed scrapes", RATE, "Supervisors that did not answer.",
                           (_rate("scrape_failures_total"), "failures"), width=HALF))
         .with_panel(lines("Queue", COUNT, "Services that wait in the queue.",
@@ -80,8 +80,14 @@ def operator() -> Dashboard:
                           ("min by (secret) (plimsoll_operator_webhook_certificate_expiry_timestamp"
                            "_seconds) - time()", "{{secret}}")))
         .with_panel(lines("Last event by kind", SECONDS, "Time since the last event of each watch.",
-                          ("max by (kind) (plimsoll_operator_watch_kind_age_seconds)", "{{kind}}")))
+                          (f"max by (kind) ({_of_leader('watch_kind_age_seconds')})",
+                           "{{kind}}")))
     )  # fmt: skip
+
+
+def _of_leader(name: str) -> str:
+    """Only the leader watches all kinds: the ages of a standby grow for as long as it stands by."""
+    return f"plimsoll_operator_{name} and on (job, instance) plimsoll_operator_leader == 1"
 
 
 def _quantile(share: float, name: str) -> str:

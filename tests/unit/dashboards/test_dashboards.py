@@ -82,6 +82,34 @@ def test_rules_fire_and_stay_quiet() -> None:
     assert tested == {str(rule["alert"]): {True, False} for rule in queries.alerts()}
 
 
+def test_the_ages_of_a_standby_are_not_shown(tmp_path: Path) -> None:
+    """It watches policies alone, so that its ages grow while nothing is wrong."""
+    ages = [
+        query
+        for _, expressions in queries.panels("operator")
+        for query in expressions
+        if "_watch_" in query and "_age_" in query
+    ]
+    assert len(ages) == 3
+    series = [
+        {"series": f'{name}{{job="o",instance="{pod}"}}', "values": f"{value}x5"}
+        for pod, leads, age in (("a", 1, 2), ("b", 0, 90_000))
+        for name, value in (
+            ("plimsoll_operator_leader", leads),
+            ("plimsoll_operator_watch_age_seconds", age),
+            ("plimsoll_operator_watch_kind_age_seconds", age),
+        )
+    ]
+    checks = [
+        {"expr": query, "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": 2}]}
+        for query in ages
+    ]
+    file = tmp_path / "ages.yaml"
+    cases = [{"interval": "1m", "input_series": series, "promql_expr_test": checks}]
+    file.write_text(yaml.safe_dump({"tests": cases}))
+    promtool("test", "rules", str(file))
+
+
 def test_every_alert_says_what_to_do() -> None:
     for rule in queries.alerts():
         notes, name = rule["annotations"], str(rule["alert"])
