@@ -44,7 +44,7 @@ from plimsoll_sidecar.govern.command import (
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS
-from plimsoll_sidecar.govern.state import GovernorState, shift_times
+from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.manual import NoteInbox
 from plimsoll_sidecar.record.journal_manager import JournalManager
 from plimsoll_sidecar.record.metrics import Metrics
@@ -182,7 +182,8 @@ class Supervisor:
         step = 0.0 if self._governor.state.incidents else self._clock.apply_step()
         if step:
             log.warning("the wall clock changed by %+.0f s", step)
-            shift_times(self._governor.state, step)
+            self._governor.shift_times(step)
+            self._start_gate.shift_times(step)
         return self._clock.now()
 
     def tick(self, now: float) -> None:

@@ -32,17 +32,21 @@ def wait_until_open(run_dir: Path) -> None:
 
     Return at once if no supervisor has set up a gate in ``run_dir``.
     """
-    if _read_answer(run_dir) is None:
+    if (answer := _read_answer(run_dir)) is None:
         return
-    question, start, logged = os.urandom(GATE_QUESTION_BYTES).hex(), time.time(), ""
+    question, start, logged = os.urandom(GATE_QUESTION_BYTES).hex(), time.monotonic(), ""
+    # The supervisor's clock may differ, because it does not follow the wall clock at once.
+    newest_at, renewed_at = answer.at, start
     try:
         replace_file(run_dir / GATE_QUESTION_FILE, question.encode())
     except OSError as error:
         log.warning("cannot ask the supervisor whether the devices are free: %s", error)
         return
     while (answer := _read_answer(run_dir)) is not None and answer.answered != question:
-        now = time.time()
-        if now - max(start, min(answer.at, now)) > SUPERVISOR_TIMEOUT_S or now - start > MAX_WAIT_S:
+        now = time.monotonic()
+        if answer.at != newest_at:
+            newest_at, renewed_at = answer.at, now
+        if now - renewed_at > SUPERVISOR_TIMEOUT_S or now - start > MAX_WAIT_S:
             log.warning(
                 "the supervisor has not permitted the engine to start in time, so the engine "
                 "starts anyway"

@@ -81,6 +81,7 @@ class EngineStartGate:
         self._permitted_question: str | None = None
         self._held_question, self._held_since = "", 0.0
         self._late_suspicion: Suspicion | None = None
+        self._logged: str | None = None
         self.permitted_starts: list[tuple[GateOutcome, float]] = []
         """Outcome of each permitted start, and the seconds for which it was held.
 
@@ -141,28 +142,38 @@ class EngineStartGate:
         except (UnicodeDecodeError, msgspec.ValidationError):
             return ""
 
+    def shift_times(self, step_s: float) -> None:
+        """Shift the start of a hold by ``step_s`` seconds after the clock was set."""
+        self._held_since += step_s
+
     def _finish_hold(
         self, start_request: str, outcome: GateOutcome, held_s: float, now: float
     ) -> None:
+        if not self._permit_start(start_request, now):
+            return
         log.info(
             "permitted the engine to start after %.1f s, because %s", held_s, GATE_REASONS[outcome]
         )
         self.permitted_starts.append((outcome, held_s))
-        self._permit_start(start_request, now)
 
-    def _permit_start(self, start_request: str, now: float) -> None:
-        if self._write_answer(GateAnswer(now, start_request)):
+    def _permit_start(self, start_request: str, now: float) -> bool:
+        is_written = self._write_answer(GateAnswer(now, start_request))
+        if is_written:
             self._permitted_question = start_request
+        return is_written
 
     def _write_answer(self, answer: GateAnswer) -> bool:
         try:
             replace_file(self._answer_file, msgspec.json.encode(answer))
         except OSError as error:
-            log.warning(
-                "cannot permit the engine to start, because writing the answer file failed: %s",
-                error,
-            )
+            if error.strerror != self._logged:  # the file is written with each sample
+                log.warning(
+                    "cannot permit the engine to start, because writing the answer file failed: %s",
+                    error,
+                )
+            self._logged = error.strerror
             return False
+        self._logged = None
         return True
 
 

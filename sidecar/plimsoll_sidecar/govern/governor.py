@@ -41,7 +41,7 @@ from plimsoll_sidecar.govern.phase_steps import apply_result, follow_new_epoch, 
 from plimsoll_sidecar.govern.phases import advance
 from plimsoll_sidecar.govern.recycle import find_recycle_suspicion
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
-from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState
+from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState, shift_times
 
 # LeaderWorkerSet replaces all pods of a group after a container was started again. It notices that
 # late after an outage of its own or of the API server: client-go retries a watch after up to 60 s.
@@ -161,6 +161,12 @@ class Governor:
             incident.kind for incident in self.state.incidents if incident.confirmed_at is not None
         }
         return frozenset(confirmed | self.state.cooldowns.keys())
+
+    def shift_times(self, step_s: float) -> None:
+        """Shift all times by ``step_s`` seconds after the clock was set. No incident is open."""
+        shift_times(self.state, step_s)
+        if self._idle_since is not None:
+            self._idle_since += step_s
 
     def copy_restarts(self) -> ReplicaRestarts:
         """Return the restarts of this replica, for storage outside the journal."""

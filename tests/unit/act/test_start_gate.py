@@ -92,6 +92,35 @@ def test_with_a_replacement_it_is_held_on_but_not_for_ever(gate: Gate) -> None:
     assert gate.answer.answered == "0123456789abcdef"
 
 
+@pytest.mark.parametrize("step_s", [5 * 3600.0, -5 * 3600.0])
+def test_a_clock_that_is_set_changes_no_hold(gate: Gate, step_s: float) -> None:
+    gate.ask()
+    gate.update()
+    gate.now += step_s
+    gate.starts.shift_times(step_s)
+    assert gate.update(59.0) is None
+    assert gate.answer.answered == ""
+    assert gate.update() is not None
+    assert gate.starts.permitted_starts == [(GateOutcome.TIMEOUT, 60.0)]
+
+
+def test_a_start_that_cannot_be_permitted_is_not_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate(tmp_path)
+    gate.uses = [FREE]
+    gate.ask()
+    (tmp_path / GATE_ANSWER_FILE).unlink()
+    (tmp_path / GATE_ANSWER_FILE).mkdir()
+    for _ in range(3):
+        gate.update()
+    assert gate.starts.permitted_starts == []
+    assert len(caplog.records) == 1, "not with each sample"
+    (tmp_path / GATE_ANSWER_FILE).rmdir()
+    gate.update()
+    assert gate.starts.permitted_starts == [(GateOutcome.FREE, 3.0)]
+
+
 def test_what_is_unknown_holds_nothing(gate: Gate) -> None:
     gate.known = False
     gate.ask()
@@ -142,20 +171,25 @@ def test_without_a_gate_there_is_no_file_and_the_engine_starts(gate: Gate) -> No
     assert not (gate.folder / GATE_QUESTION_FILE).exists()
 
 
-def test_an_engine_waits_for_its_own_answer(gate: Gate) -> None:
+@pytest.mark.parametrize("behind_s", [0.0, 3600.0, -3600.0])
+def test_an_engine_waits_for_its_own_answer(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, behind_s: float
+) -> None:
+    """Also if the wall clock was set, which the supervisor's clock follows later."""
+    monkeypatch.setattr(engine, "SUPERVISOR_TIMEOUT_S", 0.4)
     started = threading.Event()
 
     def start() -> None:
         engine.wait_until_open(gate.folder)
         started.set()
 
-    gate.now = time.time()
+    gate.now = time.time() - behind_s
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10.0
     while not (gate.folder / GATE_QUESTION_FILE).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    for _ in range(5):
+    for _ in range(8):
         gate.update(0.1)
         assert not started.wait(0.1)
     gate.uses = [FREE]

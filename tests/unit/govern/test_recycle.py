@@ -56,6 +56,19 @@ def test_an_old_engine_is_restarted_and_is_young_again() -> None:
     assert len(one.ended) == 1
 
 
+def test_a_clock_that_is_set_makes_no_engine_idle_for_longer() -> None:
+    one = world(wanted=Recycle(DAY_S, when_idle_for_s=600.0))
+    age(one)
+    one.idle = True
+    one.tick()
+    one.now += 3600.0
+    one.governor.shift_times(3600.0)
+    one.run(599)
+    assert one.open == []
+    one.run(5)
+    assert [incident.kind for incident in one.open] == [IncidentKind.RECYCLE]
+
+
 def test_a_busy_engine_waits_until_it_is_idle() -> None:
     one = world(wanted=Recycle(DAY_S, when_idle_for_s=60.0))
     for idle in (None, False):
