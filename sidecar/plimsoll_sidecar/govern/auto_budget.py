@@ -113,14 +113,15 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
     ) -> None:
         """Add a sample at ``now`` (Unix seconds). A new ``revision`` restarts the learning."""
         at = int(now // SECONDS_PER_HOUR)
+        epoch, revision = epoch[:MAX_REVISION_CHARS], revision[:MAX_REVISION_CHARS]
         if revision != self.revision:
             # The next revision starts with the budget in force.
             if self.revision:
                 self.inherited = None
-            self.revision, self.hours, self.starts = revision[:MAX_REVISION_CHARS], [], []
+            self.revision, self.hours, self.starts = revision, [], []
         began = epoch != self.epoch
         if began:
-            self.epoch, self.lows = epoch[:MAX_REVISION_CHARS], []
+            self.epoch, self.lows = epoch, []
         if not self.hours or self.hours[-1].at != at:
             self.lows = [low for low in self.lows if at - HOURS_PER_DAY <= low[0] <= at]
             self.hours = [hour for hour in self.hours if at - MAX_OBSERVED_H < hour.at <= at]

@@ -82,6 +82,14 @@ def test_a_budget_is_learned_at_any_sampling_interval(step_s: float) -> None:
     assert learned.is_learned(MEMORY.auto)
 
 
+def test_a_long_name_of_the_model_is_one_revision() -> None:
+    learned = LearnedHistory()
+    for minute in range(60):
+        learned.observe(1e9 + 60 * minute, "e" * 300, f"{'m' * 300} 1.0", state(MIB), False)
+    assert sum(hour.seen_s for hour in learned.hours) == 59 * 60
+    assert len(learned.starts) <= 1
+
+
 def test_a_quiet_day_leaves_the_floor() -> None:
     learned = LearnedHistory()
     now = live(learned, 0.0, [*day(MIB), 0, 0])
