@@ -74,6 +74,18 @@ class BackgroundThread(threading.Thread):
         """Whether :meth:`stop` was called. No further turn then starts."""
         return self._ending.is_set()
 
+    def try_start(self) -> bool:
+        """Start the thread, and report whether this was possible.
+
+        The engine may have used up the pod's process limit. A thread can be started only once.
+        """
+        try:
+            self.start()
+        except RuntimeError as error:
+            log.debug("cannot start thread %s: %s", self.name, error)
+            return False
+        return True
+
     def wake(self) -> None:
         """Start the next turn as soon as the current turn has ended."""
         self._woken.set()

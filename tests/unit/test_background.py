@@ -11,16 +11,21 @@ from typing import cast
 
 import pytest
 
+from plimsoll_api.admin import EngineState, Load, ProcessMemory, Status
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar import background
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, Slots
+from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import BackgroundThread, read_thread_status, run_in_thread
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.signals.other_pods import GroupLeader, GroupPages
+from plimsoll_sidecar.signals.sampler import Sampler
+from tests.unit.clients.api_server import ApiServer
 
 
 def eventually(check: Callable[[], bool]) -> None:
@@ -198,3 +203,48 @@ def test_a_main_thread_that_hangs_is_seen_and_the_log_says_where(
     ], "once"
     metrics.observe(Assessment(t=2.0, epoch=1, warm=False), {}, 0.001)
     assert text % 1.0 in metrics.render()
+
+
+class _Away:
+    """An engine that reports its status, but does not serve, nor takes a lease."""
+
+    has_status_port = True
+
+    def status(self) -> Status:
+        return Status(EngineState.SERVING, "a:1", "1", "m", 1.0, Load())
+
+    def is_serving(self) -> bool:
+        return False
+
+    def list_processes(self) -> list[ProcessMemory]:
+        return []
+
+    def has_ended(self) -> bool:
+        return False
+
+    def lease_standby(self, epoch: str, lease_s: float) -> None:
+        return None
+
+
+def test_a_pod_without_free_processes_is_supervised_on(api: ApiServer) -> None:
+    """The supervisor needs no new thread for a sample: it could not start again either."""
+    engine = _Away()
+    sampler, standby = Sampler(engine), StandbyLease(cast(EngineAdapter, engine))
+    leader = GroupLeader(GroupPages(api.endpoint_slices, "llm", lambda name: True))
+    before = threading.stack_size(1 << 48)  # no kernel has room for such a thread
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threading.Thread(target=print).start()
+        served = [sampler.sample().serving for _ in range(3)]
+        standby.set_wanted("a:1", is_wanted=True)
+        assert not leader.is_serving()
+    finally:
+        threading.stack_size(before)
+    assert False in served, "an engine that does not serve is still seen"
+    assert read_thread_status().keys().isdisjoint({"standby", "group-leader"})
+    standby.set_wanted("a:1", is_wanted=True)
+    leader.is_serving()
+    assert read_thread_status().keys() >= {"standby", "group-leader"}, "once there is room"
+    standby.stop()
+    assert leader._part is not None
+    leader._part.stop()

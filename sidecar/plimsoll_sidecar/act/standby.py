@@ -42,8 +42,11 @@ class StandbyLease:
         if self._thread is not None:
             self._thread.wake()
         elif is_wanted:
-            self._thread = BackgroundThread("standby", self._run_once)
-            self._thread.start()
+            thread = BackgroundThread("standby", self._run_once)
+            if thread.try_start():
+                self._thread = thread
+            else:
+                self._request = ("", False)  # the next sample tries again
 
     def stop(self) -> None:
         """Stop renewing the lease, but keep it for the next supervisor."""

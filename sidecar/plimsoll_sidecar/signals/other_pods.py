@@ -262,8 +262,8 @@ class GroupLeader:
         """Report whether the leader has been ready for :data:`MIN_LEADER_READY_S`. Never blocks."""
         idle, self._last_call = self._is_idle, self._clock()
         if self._part is None:
-            self._part = BackgroundThread("group-leader", self._poll_and_wait)
-            self._part.start()
+            thread = BackgroundThread("group-leader", self._poll_and_wait)
+            self._part = thread if thread.try_start() else None
         elif idle:
             self._part.wake()
         return self.measure_ready_s() >= MIN_LEADER_READY_S

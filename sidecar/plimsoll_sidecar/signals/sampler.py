@@ -88,7 +88,10 @@ class _ServingCheck:
         self._thread = threading.Thread(
             target=self._request_serving_port, name="serving-port", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the engine may have used up the pod's process limit
+            self._request_serving_port()
 
     def _request_serving_port(self) -> None:
         self._serving = self._engine.is_serving()
@@ -98,7 +101,8 @@ class _ServingCheck:
         return not self._thread.is_alive()
 
     def wait(self) -> bool:
-        self._thread.join()
+        if not self.is_done:
+            self._thread.join()
         return self._serving
 
 
