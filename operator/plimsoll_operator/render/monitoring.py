@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from plimsoll_api import engines
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.units import format_duration, parse_duration
@@ -142,12 +143,20 @@ def make_pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
             "spec": {
                 "selector": {"matchLabels": names.make_selector(service.metadata.name)},
                 "podMetricsEndpoints": [
-                    {"port": "http"} | endpoint,
+                    {"port": "http"} | endpoint | _make_scheme(service),
                     {"port": "metrics"} | endpoint,
                 ],
             },
         }
     ]
+
+
+# Like the kubelet, Prometheus connects to a pod's address, which no certificate contains.
+def _make_scheme(service: InferenceService) -> dict[str, Any]:
+    engine = service.spec.engine
+    if engines.find_url_scheme(engine.type, engine.args) == "http":
+        return {}
+    return {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
 
 
 def make_prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:

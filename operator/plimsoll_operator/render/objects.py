@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from plimsoll_api import engines
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import (
     API_GROUP,
@@ -55,7 +56,9 @@ def make_headless_service(service: InferenceService) -> list[dict[str, Any]]:
 
 def make_service_url(service: InferenceService) -> str:
     """Return the URL of the OpenAI API inside the cluster."""
-    return f"http://{service.metadata.name}.{service.metadata.namespace}.svc"
+    engine, host = service.spec.engine, f"{service.metadata.name}.{service.metadata.namespace}.svc"
+    is_tls = engines.find_url_scheme(engine.type, engine.args) == "https"
+    return f"https://{host}:{SERVICE_PORT}" if is_tls else f"http://{host}"
 
 
 def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from plimsoll_operator.plans.service import list_claims, make_plan, parse_servic
 from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.render.compare import add_current_replicas
 from plimsoll_operator.render.deployment import compute_pod_hash
-from plimsoll_operator.render.objects import PAUSED_SCALE_IN_ANNOTATION
+from plimsoll_operator.render.objects import PAUSED_SCALE_IN_ANNOTATION, make_service_url
 from plimsoll_operator.render.pod import make_pod_template
 
 ROOT = Path(__file__).parents[3]
@@ -177,6 +177,18 @@ def test_an_interval_is_one_that_the_prometheus_operator_takes(interval: str, wr
     monitor = {"podMonitor": {"enabled": True, "interval": interval}}
     made = objects(observability=monitor)["PodMonitor", "qwen"]
     assert {one["interval"] for one in made["spec"]["podMetricsEndpoints"]} == {written}
+
+
+def test_an_engine_that_serves_tls_is_scraped_and_named_with_https() -> None:
+    def rendered(*args: str) -> tuple[list[str | None], str]:
+        engine = {"type": "vllm", "image": "vllm:1", "args": list(args)}
+        spec = {"engine": engine, "observability": {"podMonitor": {"enabled": True}}}
+        made = objects(**spec)["PodMonitor", "qwen"]["spec"]["podMetricsEndpoints"]
+        url = make_service_url(parse_service(manifest(**spec)))
+        return [one.get("scheme") for one in made], url
+
+    assert rendered() == ([None, None], "http://qwen.ml.svc")
+    assert rendered("--ssl-certfile=/tls/tls.crt") == (["https", None], "https://qwen.ml.svc:80")
 
 
 def test_replicas_are_the_autoscalers_once_there_is_one() -> None:
