@@ -136,8 +136,8 @@ class ServerInfo:
         )
 
     def _update_routes(self) -> None:
-        # A server that is too busy to answer is asked again: without its routes, a paused engine
-        # could not be resumed.
+        # Ask again if the server is too busy to answer: without its routes, a paused engine could
+        # not be resumed.
         now = time.monotonic()
         if now < self._next_routes_at:
             return
