@@ -196,7 +196,7 @@ PHASE_RUNGS = {
     IncidentPhase.TRIMMING: Action.TRIM.value,
     IncidentPhase.CONFIRMED: Action.TRIM.value,
 }
-OBSERVE_RUNG = "Observe"
+NO_ACTION = "No action"
 
 
 def render_budgets(
@@ -236,7 +236,7 @@ def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[Incide
     """Return the rungs as an HTML list, in which the current rung is marked."""
     here = find_current_rung(incidents)
     items = []
-    for rung in (OBSERVE_RUNG, *(action.value for action in rungs)):
+    for rung in (NO_ACTION, *(action.value for action in rungs)):
         current = ' aria-current="step"' if rung == here else ""
         items.append(f"<li{current}>{rung}</li>")
     note = (
@@ -248,13 +248,13 @@ def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[Incide
 
 
 def find_current_rung(incidents: Sequence[IncidentRecord]) -> str:
-    """Return the most disruptive current rung; ``Observe`` if there is none."""
-    order = [OBSERVE_RUNG, *(action.value for action in Action)]
+    """Return the most disruptive current rung; ``No action`` if there is none."""
+    order = [NO_ACTION, *(action.value for action in Action)]
     at = [
-        incident.rung.value if incident.rung else PHASE_RUNGS.get(incident.phase, OBSERVE_RUNG)
+        incident.rung.value if incident.rung else PHASE_RUNGS.get(incident.phase, NO_ACTION)
         for incident in incidents
     ]
-    return max(at, key=order.index, default=OBSERVE_RUNG)
+    return max(at, key=order.index, default=NO_ACTION)
 
 
 def render_incidents(incidents: Sequence[IncidentRecord]) -> str:

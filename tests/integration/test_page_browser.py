@@ -71,7 +71,7 @@ def test_a_screen_reader_finds_its_way(browser: Browser, url: str) -> None:
         assert page.get_by_role("region", name=name).is_visible()
     assert page.get_by_role("img", name="Host memory by segment over time").is_visible()
     assert page.get_by_role("meter", name="host leak budget").is_visible()
-    assert page.locator('[aria-current="step"]').inner_text() == "Observe"
+    assert page.locator('[aria-current="step"]').inner_text() == "No action"
     for table in page.get_by_role("table").all():
         assert table.locator("caption").count() == 1
         assert table.locator("th[scope=col]").count() >= 2

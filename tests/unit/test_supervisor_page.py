@@ -127,8 +127,8 @@ def test_the_present_rung_is_the_heaviest_of_the_open_incidents() -> None:
             rung=rung,
         )
 
-    assert find_current_rung([]) == "Observe"
-    assert find_current_rung([at(IncidentPhase.OPEN)]) == "Observe"
+    assert find_current_rung([]) == "No action"
+    assert find_current_rung([at(IncidentPhase.OPEN)]) == "No action"
     assert find_current_rung([at(IncidentPhase.TRIMMING)]) == "Trim"
     both = [at(IncidentPhase.TRIMMING), at(IncidentPhase.RESTARTING, Action.WORKER_RESTART)]
     assert find_current_rung(both) == "WorkerRestart"
