@@ -25,6 +25,8 @@ PANELS = (
 )  # fmt: skip
 PROGRAM = (sys.executable, "-m", "plimsoll_cli.main")
 COLUMNS = 110
+TOKENS = 480
+"""Tokens of a request: an engine on two idle cores then spends the budget in half a minute."""
 FAILED = 'sum(plimsoll_engine_requests_total{finished_reason=~"error|abort"})'
 
 
@@ -32,7 +34,7 @@ def main() -> int:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plimsoll-tour-") as name:
         work = Path(name)
-        with scene.leak(work) as seen:
+        with scene.leak(work, tokens=TOKENS) as seen:
             failed = seen.prometheus.query(FAILED, seen.ended)
             if not failed or float(failed[0]["value"][1]):
                 raise RuntimeError(f"requests failed: {failed}")

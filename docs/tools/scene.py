@@ -92,7 +92,7 @@ class Replica:
 
 @contextlib.contextmanager
 def replica(
-    work: Path, manifest: Path, extra: Mapping[str, str] | None = None
+    work: Path, manifest: Path, extra: Mapping[str, str] | None = None, tokens: int = TOKENS
 ) -> Iterator[Replica]:
     """Runs the service of ``manifest`` under :data:`STREAMS` clients until the caller is done.
 
@@ -112,17 +112,24 @@ def replica(
         began = time.time()
         ending = threading.Event()
         for number in range(STREAMS):
-            client = threading.Thread(target=_ask, args=(engine, number, ending), daemon=True)
+            client = threading.Thread(
+                target=_ask, args=(engine, number, tokens, ending), daemon=True
+            )
             client.start()
         stack.callback(ending.set)
         yield Replica(began, supervisor, engine, work / "run", server, process)
 
 
 @contextlib.contextmanager
-def leak(work: Path, extra: Mapping[str, str] | None = None) -> Iterator[Scene]:
-    """Runs the leak to its end, and keeps everything up while the caller looks at it."""
+def leak(
+    work: Path, extra: Mapping[str, str] | None = None, tokens: int = TOKENS
+) -> Iterator[Scene]:
+    """Runs the leak to its end, and keeps everything up while the caller looks at it.
+
+    Each request asks for ``tokens`` tokens: the more, the slower the leak.
+    """
     cured = 'sum(plimsoll_incidents_ended_total{phase="Resolved",outcome="WorkerRestart"}) > 0'
-    with replica(work, ROOT / "examples" / "leaky.yaml", extra) as one:
+    with replica(work, ROOT / "examples" / "leaky.yaml", extra, tokens) as one:
         one.until(cured, LEAK_S)
         time.sleep(SETTLE_S)
         yield Scene(one.began, time.time(), one.supervisor, one.engine, one.run_dir, one.prometheus)
@@ -189,9 +196,9 @@ def _until(
     return value
 
 
-def _ask(engine: str, number: int, ending: threading.Event) -> None:
+def _ask(engine: str, number: int, tokens: int, ending: threading.Event) -> None:
     """One client: completions of some hundred tokens, one after the other."""
-    body = {"model": "leaky", "prompt": f"A line on a hull, {number}:", "max_tokens": TOKENS}
+    body = {"model": "leaky", "prompt": f"A line on a hull, {number}:", "max_tokens": tokens}
     with httpx.Client(timeout=60, trust_env=False) as client:
         while not ending.is_set():
             try:
