@@ -160,8 +160,10 @@ def compute_results(observed: Observations) -> dict[str, float | int | None]:
         values["growth_bytes"] = _compute_growth(incident, values["memory_baseline_bytes"])
         values["returned_bytes"] = incident.returned_bytes
         before, base = incident.before_bytes, incident.baseline_bytes
-        if observed.budget_bytes and before is not None and base is not None:
-            values["budget_spent_at_restart_ratio"] = (before - base) / observed.budget_bytes
+        if before is not None and base is not None:
+            values["judged_growth_bytes"] = before - base
+            if observed.budget_bytes:
+                values["budget_spent_at_restart_ratio"] = (before - base) / observed.budget_bytes
         if incident.ended_at is not None:
             values["detect_to_resolved_s"] = incident.ended_at - incident.opened_at
             if incident.confirmed_at is not None:

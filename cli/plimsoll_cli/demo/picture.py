@@ -53,7 +53,10 @@ def _draw_memory(
     baseline = next((i.baseline_bytes for i in observed.incidents if i.baseline_bytes), None)
     if baseline is not None:
         axes.axhline(
-            baseline / MIB, color="tab:green", linestyle="--", label="baseline (after warm-up)"
+            baseline / MIB,
+            color="tab:green",
+            linestyle="--",
+            label="baseline (after warm-up and new load)",
         )
         if budget_bytes is not None:
             line = (baseline + budget_bytes) / MIB

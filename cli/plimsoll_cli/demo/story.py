@@ -16,6 +16,8 @@ from plimsoll_cli.demo.evidence import Observations, find_cured_incident, find_p
 from plimsoll_cli.figures import make_result
 
 RESULT_NAME = "demo"
+MIN_JUDGED_SHARE = 0.9
+"""Share of the growth below which the story says why the budget counts less."""
 REMEDIATION_STEPS = frozenset(Action)
 
 Results = dict[str, float | int | None]
@@ -83,6 +85,12 @@ def _format_outcome(observed: Observations, values: Results) -> list[str]:
         lines.append(
             f"Memory grew by {format_bytes(growth)}; the restart freed {format_bytes(returned)}."
         )
+        judged = values.get("judged_growth_bytes")
+        if judged is not None and judged < MIN_JUDGED_SHARE * growth:
+            lines.append(
+                f"Of this growth, {format_bytes(judged)} count against the leak budget. The rest"
+                " came while the load was new, which explains growth."
+            )
     device_before, device_after = values["device_baseline_bytes"], values["device_after_bytes"]
     if device_before is not None and device_after is not None:
         same = "equal exactly" if device_before == device_after else "not equal"

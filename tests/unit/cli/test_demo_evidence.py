@@ -101,6 +101,7 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
     assert values["incidents_resolved_count"] == 1
     assert values["worker_restarts_count"] == 1
     assert values["growth_bytes"] == PEAK - IDLE
+    assert values["judged_growth_bytes"] == PEAK - 950 * MIB
     assert values["returned_bytes"] == 190 * MIB
     assert values["memory_baseline_bytes"] == IDLE
     assert values["memory_after_bytes"] == IDLE + 5 * MIB
@@ -188,6 +189,8 @@ def test_a_reply_with_one_chunk_has_no_gap() -> None:
 def test_the_story_tells_each_step_and_the_outcome() -> None:
     values = compute_results(SEEN)
     text = story.format_story("leaky", SEEN, values, ["2 streams broke"])
+    assert "Memory grew by 200 MiB; the restart freed 190 MiB.\n" in text
+    assert "Of this growth, 150 MiB count against the leak budget." in text
 
     assert "+22.0 s  Trim succeeded" in text
     assert "+30.0 s  WorkerRestart succeeded: 2 requests carried over" in text
