@@ -104,7 +104,8 @@ def page() -> str:
         "have no `_created` series. No label holds a request, a process id or an incident.",
         "",
         "The labels `namespace`, `pod` and `service` are the scrape's: they come from the",
-        "discovered target (`service` is the pod's label `plimsoll.dev/service`), as in",
+        "discovered target (`service` is the pod's label `plimsoll.dev/service`, or",
+        "`plimsoll.dev/policy` where a SupervisionPolicy added the supervisor), as in",
         "[operations](operations.md#scraping).",
     ]
     for title, where, families in (
