@@ -161,12 +161,13 @@ class LeaseSlots(Slots):
         self, incident: str, budget: RestartBudget, counted_at: float | None
     ) -> Refusal | None:
         leases = self._read_leases()
-        for lease in leases:
-            if _get_holder(lease) == self._holder:
-                return self._acquire_lease(lease, leases, incident, budget, counted_at)
-        spent = self._check_budgets(leases, budget, counted_at)
-        if spent is not None:
-            return spent
+        leases.sort(key=lambda lease: _get_holder(lease) != self._holder)
+        # A slot that an earlier incident still holds does not pay for this one.
+        is_counted = counted_at is None or self._has_counted(leases, incident, budget)
+        if not (is_counted and leases and _get_holder(leases[0]) == self._holder):
+            spent = self._check_budgets(leases, budget, counted_at)
+            if spent is not None:
+                return spent
         refusals = []
         for lease in leases:
             refusal = self._refuse_if_occupied(lease)
@@ -179,6 +180,14 @@ class LeaseSlots(Slots):
                 WaitReason.NO_SLOT, "the configuration lists no restart slot for the service"
             )
         return Refusal(refusals[0].reason, "; ".join(refusal.message for refusal in refusals))
+
+    def _has_counted(self, leases: list[Object], incident: str, budget: RestartBudget) -> bool:
+        now = self._kube.estimate_server_time()
+        return any(
+            restart.incident == incident
+            for lease in leases
+            for restart in lease_counts.read_service_restarts(lease, budget.window_s, now)
+        )
 
     def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
         """Renew the slot or acquire it again. Return None on success, or else the refusal."""
@@ -312,7 +321,9 @@ class LeaseSlots(Slots):
             self._seen_specs[name] = (spec, now)
             since = now
         holder = _get_holder(lease)
-        if not holder or now - since > (spec.get("leaseDurationSeconds") or LEASE_DURATION_S):
+        if holder in ("", self._holder) or now - since > (
+            spec.get("leaseDurationSeconds") or LEASE_DURATION_S
+        ):
             return None
         if holder == OPERATOR_NAME:
             return Refusal(

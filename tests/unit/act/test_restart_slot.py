@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from plimsoll_api.incidents import WaitReason
 from plimsoll_api.names import (
     SERVICE_RESTARTS_ANNOTATION,
     SLOT_REPLICAS_ANNOTATION,
@@ -180,6 +181,20 @@ def test_a_slot_whose_taking_got_no_answer_is_given_back(kube: Kube) -> None:
     kube.put = put  # type: ignore[method-assign]
     mine.reconcile(POLICY)
     assert kube.holder == ""
+
+
+def test_a_slot_that_is_not_given_back_yet_pays_for_no_other_restart(kube: Kube) -> None:
+    """The API server was away when the last incident ended, or the pod has the name of another."""
+    for number in range(3):
+        one = slots(kube, f"pod-{number}")
+        assert one.acquire(f"pod-{number}-1", POLICY, kube.time) is None
+        if number < 2:
+            one.release_all_slots()
+    assert one.acquire("pod-2-1", POLICY, kube.time) is None, "the same command again"
+    refusal = one.acquire("pod-2-2", POLICY, kube.time + 1.0)
+    assert refusal is not None
+    assert refusal.reason is WaitReason.SERVICE_RESTART_BUDGET
+    assert one.ensure_held("pod-2-1", POLICY) is None, "a restart that was counted goes on"
 
 
 @pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
