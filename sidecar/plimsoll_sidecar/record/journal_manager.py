@@ -53,7 +53,9 @@ class JournalManager:
         self._path, self._publisher, self._metrics = state_dir / JOURNAL_FILE, publisher, metrics
         self._is_published_elsewhere = is_published_elsewhere
         self._journal: Journal | None = None
-        self._retry_at = 0.0
+        self._retry_at = self._mark_at = 0.0
+        self._acknowledged: dict[str, int] = {}
+        """Published revisions that the journal does not know yet, by incident."""
         self.unwritten: dict[str, Incident] = {}
         self.hold: str | None = None
         self.engine = LastKnownEngine()
@@ -149,6 +151,8 @@ class JournalManager:
             self.recent = self._journal.read_recent(MAX_SHOWN_INCIDENTS)
             if self._publisher is not None:
                 for revision, incident in self._journal.read_unpublished():
+                    if revision <= self._acknowledged.get(incident.name, 0):
+                        continue
                     if self._is_published_elsewhere(incident):
                         self._journal.mark_published(incident.name, revision)
                     else:
@@ -160,17 +164,23 @@ class JournalManager:
         """Mark the incidents in the journal that have been published."""
         if self._publisher is None or self._journal is None:
             return
-        arrived = self._publisher.take_acknowledged()
-        for name, revision in arrived:
+        self._acknowledged.update(self._publisher.take_acknowledged())
+        if not self._acknowledged or time.monotonic() < self._mark_at:
+            return
+        for name, revision in list(self._acknowledged.items()):
             try:
                 self._journal.mark_published(name, revision)
             except JournalError as error:
                 # The incident is published again after a restart, which has no effect.
-                log.warning(
-                    "failed to mark incident %s as published in the journal: %s", name, error
-                )
-        if arrived:
-            self.publish()  # more incidents, if there were too many to read at once
+                if not self._mark_at:
+                    log.warning(
+                        "failed to mark incident %s as published in the journal: %s", name, error
+                    )
+                self._mark_at = time.monotonic() + WRITE_RETRY_INTERVAL_S
+                return
+            del self._acknowledged[name]
+        self._mark_at = 0.0
+        self.publish()  # more incidents, if there were too many to read at once
 
     def close(self) -> None:
         """Close the journal if it is open."""
