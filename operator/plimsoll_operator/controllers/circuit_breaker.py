@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 MAX_WRITE_ATTEMPTS = 3
 MAX_LOST_RACES = 5
-"""Number of times in a row that supervisors may acquire a Lease before the operator can close
-it. After that, the operator reopens other Leases anyway."""
+"""Number of times in a row that the operator may fail to close a Lease, mostly because a supervisor
+acquires it first. After that, the operator reopens other Leases anyway."""
 
 
 MAX_LEASE_TRANSITIONS = 2**31
@@ -99,11 +99,20 @@ class CircuitBreaker:
                 "circuit breaker: %d of %d restart slots are in use, and %d services are waiting",
                 self.last.held, self._limit, len(self.last.close),
             )  # fmt: skip
-        closed = await asyncio.gather(*(self._close(lease) for lease in due))
-        if not all(closed):
-            return  # a supervisor was faster: count again before opening other Leases
-        await asyncio.gather(*(self._reopen(lease) for lease in self.last.reopen))
-        self._changes = versions
+        # A failure in one namespace, for example of its webhook, must not keep other Leases shut.
+        closed = await asyncio.gather(*map(self._close, due), return_exceptions=True)
+        failures = [one for one in closed if isinstance(one, BaseException)]
+        if all(
+            self._may_ignore(lease) if isinstance(result, BaseException) else result
+            for lease, result in zip(due, closed, strict=True)
+        ):  # otherwise, a supervisor may be faster: count again before opening other Leases
+            opened = await asyncio.gather(
+                *map(self._reopen, self.last.reopen), return_exceptions=True
+            )
+            failures += [one for one in opened if isinstance(one, BaseException)]
+            self._changes = () if failures else versions
+        if failures:
+            raise failures[0]
 
     def _find_expired_leases(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
         """Return the UIDs of Leases with a dead holder, and of Leases held for too long."""
@@ -160,11 +169,15 @@ class CircuitBreaker:
                 self._lost.pop(uid, None)
                 return True
             if get_holder(newer) not in ("", OPERATOR_HOLDER):
-                self._lost[uid] += 1
                 # A client that writes one Lease constantly must not delay the other Leases.
-                return self._lost[uid] > MAX_LOST_RACES
+                return self._may_ignore(lease)
             lease = newer
         return True
+
+    def _may_ignore(self, lease: Object) -> bool:
+        """Count a failure to close ``lease``, and report whether there were too many."""
+        self._lost[lease["metadata"]["uid"]] += 1
+        return self._lost[lease["metadata"]["uid"]] > MAX_LOST_RACES
 
     async def _reopen(self, lease: Object) -> None:
         await self._write(lease, "")

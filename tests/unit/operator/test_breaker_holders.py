@@ -6,6 +6,7 @@ Tests ``controllers/circuit_breaker.py``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from plimsoll_operator.config import DEFAULT_INTERVALS
-from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
+from plimsoll_operator.controllers.circuit_breaker import MAX_LOST_RACES, CircuitBreaker
 from plimsoll_operator.fleet.circuit_breaker import OPERATOR_HOLDER, get_holder
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.cache import Store
@@ -180,21 +181,36 @@ def test_a_lease_that_is_written_all_the_time_keeps_no_other_one_shut(server: Se
     assert "waits" not in server.shut()
 
 
-def test_a_lease_that_the_api_server_refuses_keeps_no_other_one_shut(server: Server) -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ApiError(422, "Invalid", "spec.leaseTransitions: Invalid value"),
+        ApiError(500, "InternalError", "failed calling webhook of this namespace"),
+    ],
+)
+def test_a_lease_that_the_api_server_refuses_keeps_no_other_one_shut(
+    server: Server, refusal: ApiError
+) -> None:
     for name in ("refused", "busy", "waits"):
         server.service(name, "busy-0" if name == "busy" else "")
 
     def refuse(lease: Object) -> None:
         if lease["metadata"]["uid"] == "refused":
-            raise ApiError(422, "Invalid", "spec.leaseTransitions: Invalid value")
+            raise refusal
+
+    def turn(after_s: float = 0.0) -> None:
+        with contextlib.suppress(ApiError):  # which the loop logs
+            server.turn(breaker, after_s)
 
     server.before = refuse
     breaker = server.breaker(1)
-    server.turn(breaker)
+    turn()
     assert server.shut() == {"waits"}
     server.write(server.lease("busy"), holderIdentity="")
-    for _ in range(3):
-        server.turn(breaker, DEFAULT_INTERVALS.slot_turn)
+    turn()
+    turn(DEFAULT_INTERVALS.slot_turn)
+    for _ in range(MAX_LOST_RACES + 1):
+        turn(1.0)
         if "waits" not in server.shut():
             return
     raise AssertionError("the other service never had its turn")
