@@ -21,7 +21,8 @@ from tests.node.streams import SILENCE_S, Streams
 SERVICE = "leaky"
 SELECTOR = f"plimsoll.dev/service={SERVICE}"
 READY_S = 180
-STORY_S = 180
+STORY_S = 420
+"""Upper bound: on a loaded machine, the clients send fewer requests, and the leak grows slowly."""
 SLOW = "slow_steps:wait_ms=20,epochs=all"
 """The steps of a large model: those of a tiny one take all of the machine's CPU."""
 LEAK = f"request_cycle:payload_bytes=8Mi;{SLOW}"
