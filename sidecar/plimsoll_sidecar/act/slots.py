@@ -222,9 +222,11 @@ class LeaseSlots(Slots):
                 self._kube.put(f"{self._path}/{self._held_name}", lease)
                 self._renewed_at = self._clock()
                 return True
-        except KubeError as error:
-            if error.is_transient or isinstance(error, ConflictError):
-                return age < self._lease_duration_s
+        except NotFoundError:
+            pass
+        except KubeError:
+            # An API server that has just started answers 401 or 403 until it has read the roles.
+            return age < self._lease_duration_s
         self._held_name = None
         return False
 

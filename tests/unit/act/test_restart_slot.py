@@ -5,6 +5,7 @@ Races with real API servers are in ``tests/cluster/test_supervisor_kube.py``.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -28,7 +29,7 @@ from plimsoll_sidecar.act.slots import (
     LeaseSlots,
     SlotLostError,
 )
-from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, KubeError
+from plimsoll_sidecar.clients.kube import ConflictError, ForbiddenError, KubeClient, KubeError
 from plimsoll_sidecar.govern.command import SlotRequest
 
 POLICY = RestartBudget(count=3, window_s=3600.0)
@@ -181,6 +182,23 @@ def test_a_slot_whose_taking_got_no_answer_is_given_back(kube: Kube) -> None:
     kube.put = put  # type: ignore[method-assign]
     mine.reconcile(POLICY)
     assert kube.holder == ""
+
+
+@pytest.mark.parametrize("status", [0, 401, 403, 409, 500])
+def test_an_api_server_that_starts_takes_no_slot_away(kube: Kube, status: int) -> None:
+    now = 0.0
+    mine = slots(kube, clock=lambda: now)
+    assert mine.acquire("pod-0-1", POLICY, kube.time) is None
+
+    def refuse() -> None:
+        raise {403: ForbiddenError, 409: ConflictError}.get(status, KubeError)(status, "starting")
+
+    kube.before_get = refuse
+    now = LEASE_DURATION_S / 2
+    assert mine.ensure_held("pod-0-1", POLICY) is None, "the Lease has not expired"
+    now = LEASE_DURATION_S + 1.0
+    with contextlib.suppress(KubeError):
+        assert mine.ensure_held("pod-0-1", POLICY) is not None
 
 
 def test_a_slot_that_is_not_given_back_yet_pays_for_no_other_restart(kube: Kube) -> None:
