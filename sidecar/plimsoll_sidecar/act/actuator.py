@@ -297,11 +297,14 @@ class Actuator:
         return _catch_slot_errors(command, acquire)
 
     def _run_with_slot(self, command: Command, action: Callable[[Command], Result]) -> Result:
-        refusal = _catch_slot_errors(
-            command, lambda: self._slots.ensure_held(command.incident, self.restart_budget)
-        )
-        if refusal is not None:
-            message = f"the restart slot was lost: {refusal.message}"
+        try:
+            refusal = _catch_slot_errors(
+                command, lambda: self._slots.ensure_held(command.incident, self.restart_budget)
+            )
+            message = f"the restart slot was lost: {refusal.message}" if refusal else ""
+        except KubeError as error:  # a drain that failed would be followed by the restart
+            message = f"the restart slot cannot be renewed: {error}"
+        if message:
             return command.make_result(Outcome.REFUSED, message)
         return action(command)
 

@@ -10,6 +10,7 @@ import copy
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,8 @@ from plimsoll_api.names import (
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import lease_counts
+from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.slots import (
     GROUP_LEASE_DURATION_S,
     LEASE_DURATION_S,
@@ -30,7 +33,7 @@ from plimsoll_sidecar.act.slots import (
     SlotLostError,
 )
 from plimsoll_sidecar.clients.kube import ConflictError, ForbiddenError, KubeClient, KubeError
-from plimsoll_sidecar.govern.command import SlotRequest
+from plimsoll_sidecar.govern.command import Command, Outcome, SlotRequest, Verb
 
 POLICY = RestartBudget(count=3, window_s=3600.0)
 NOBODY = SlotRequest(None)
@@ -199,6 +202,24 @@ def test_an_api_server_that_starts_takes_no_slot_away(kube: Kube, status: int) -
     now = LEASE_DURATION_S + 1.0
     with contextlib.suppress(KubeError):
         assert mine.ensure_held("pod-0-1", POLICY) is not None
+
+
+@pytest.mark.parametrize("verb", [Verb.LEAVE, Verb.DRAIN, Verb.RESTART_ENGINE])
+@pytest.mark.parametrize("status", [400, 401, 403, 500])
+def test_without_an_answer_about_the_slot_nothing_is_begun(
+    kube: Kube, tmp_path: Path, verb: Verb, status: int
+) -> None:
+    """The governor restarts the engine after a drain that has failed, but not after a refusal."""
+
+    def refuse() -> None:
+        raise {403: ForbiddenError}.get(status, KubeError)(status, "no answer")
+
+    kube.before_get = refuse
+    actuator = Actuator(
+        cast(EngineAdapter, None), slots(kube), None, lambda _: (), tmp_path, POLICY, lambda: None
+    )
+    command = Command(verb=verb, operation_id="1", incident="pod-0-1", epoch="a:1")
+    assert actuator.execute(command).outcome is Outcome.REFUSED
 
 
 def test_a_slot_that_is_not_given_back_yet_pays_for_no_other_restart(kube: Kube) -> None:
