@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -15,7 +15,7 @@ from plimsoll_operator.controllers.reconciler import (
     find_shortest_delay_s,
     format_current_time,
 )
-from plimsoll_operator.controllers.writes import ClaimModeCache
+from plimsoll_operator.controllers.writes import ClaimModeCache, NameConflictError
 from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.replicas import list_service_replicas
@@ -24,6 +24,7 @@ from plimsoll_operator.kinds import (
     KINDS_BY_NAME,
     OPTIONAL_KINDS,
     SERVICE,
+    InvalidSpecError,
     Key,
     MissingApiError,
     Object,
@@ -36,7 +37,7 @@ from plimsoll_operator.render.groups import get_workload_kind_and_name
 from plimsoll_operator.render.names import make_supervisor_name as supervisor_object
 from plimsoll_operator.render.objects import compute_initial_replicas
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.events import Notice, make_completion_notices, make_rollout_notices
 from plimsoll_operator.status.service import make_status
@@ -96,13 +97,22 @@ class InferenceServiceController(Reconciler[_Observation]):
         """Apply and delete the service's objects, then reconcile its pods."""
         all_pods = [PodView.parse(pod) for pod in self._store.list_children(key, {"Pod"})]
         observation.pods = [pod for pod in all_pods if not (pod.terminating or pod.has_ended)]
-        observation.service = parse_service(item)
-        observation.plan = await self._apply(key, item, observation.service, observation.pods)
-        incidents, now, config = self._list_incidents(key), self._clock(), self._config
-        next_check_s = reconcile_pods(
-            self._api, self._store, key, item, all_pods, incidents, now, config, self._evictions
+        try:
+            observation.service = parse_service(item)
+            observation.plan = await self._apply(key, item, observation.service, observation.pods)
+        except (InvalidSpecError, NameConflictError, ApiError):
+            # The pods of the last spec run on, and their supervisors may request evictions.
+            requeue_delays_s.append(await self._reconcile_pods(key, item, all_pods))
+            raise
+        requeue_delays_s += [await self._reconcile_pods(key, item, all_pods), HOUR_S]
+
+    async def _reconcile_pods(
+        self, key: Key, item: Object, pods: Sequence[PodView]
+    ) -> float | None:
+        incidents, now = self._list_incidents(key), self._clock()
+        return await reconcile_pods(
+            self._api, self._store, key, item, pods, incidents, now, self._config, self._evictions
         )
-        requeue_delays_s += [await next_check_s, HOUR_S]
 
     async def _apply(
         self, key: Key, item: Object, service: InferenceService, pods: list[PodView]

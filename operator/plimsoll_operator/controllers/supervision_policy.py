@@ -20,6 +20,7 @@ from plimsoll_operator.controllers.reconciler import (
 from plimsoll_operator.controllers.refused_creations import RefusedCreationWatch
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
+from plimsoll_operator.controllers.writes import NameConflictError
 from plimsoll_operator.fleet.group_loops import GroupHistory
 from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
@@ -38,7 +39,7 @@ from plimsoll_operator.plans.injection import decide_injection, parse_injection
 from plimsoll_operator.plans.policy import PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.events import (
     Notice,
@@ -127,20 +128,29 @@ class PolicyController(Reconciler[_Observation]):
             for state in SupervisionState
             if state is not SupervisionState.LEAVING
         }
-        plan = await self._apply(key, item, policy, pods)
+        try:
+            plan = await self._apply(key, item, policy, pods)
+        except (NameConflictError, ApiError):
+            # The pods run on, and their supervisors may request evictions.
+            requeue_delays_s.append(await self._reconcile_pods(key, item, pods))
+            raise
         requeue_delays_s += [compute_next_stuck_s(pods, self._clock()), HOUR_S]
-        next_check_s = await reconcile_pods(
-            self._api, self._store, key, item, _make_views_without_containers(pods),
-            self._list_incidents(key), self._clock(), self._config,
-            self._evictions, {one.name for one in pods if one.member.workload is None},
-            self._groups.record_starts(key, pods, self._clock()),
-        )  # fmt: skip
-        requeue_delays_s.append(next_check_s)
+        requeue_delays_s.append(await self._reconcile_pods(key, item, pods))
         observation.wait_reasons = await self._request_restarts(key, item, policy, plan)
         requeue_delays_s.append(
             self._config.intervals.rollout_settle if observation.wait_reasons else None
         )
         return plan.failure
+
+    async def _reconcile_pods(
+        self, key: Key, item: Object, pods: tuple[SelectedPod, ...]
+    ) -> float | None:
+        return await reconcile_pods(
+            self._api, self._store, key, item, _make_views_without_containers(pods),
+            self._list_incidents(key), self._clock(), self._config,
+            self._evictions, {one.name for one in pods if one.member.workload is None},
+            self._groups.record_starts(key, pods, self._clock()),
+        )  # fmt: skip
 
     async def _apply(
         self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]

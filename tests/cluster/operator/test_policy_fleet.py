@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll_api.names import make_policy_object_name
 from plimsoll_api.roles import PodRole
 from plimsoll_api.workloads import (
     SlotOwner,
@@ -237,8 +238,13 @@ def test_a_pod_is_replaced_within_its_workloads_disruption_budget(
     eventually(lambda: operator.metric(asked) >= 1, LISTED_S)
     assert first in pods(kubectl, "vllm"), "the budget keeps it"
 
+    # Whether or not the operator can apply the policy's objects.
+    name = make_policy_object_name("engines")
+    kubectl.patch("configmap", name, {"metadata": {"ownerReferences": None}})
+    eventually(lambda: kubectl.holds("engines", "plsp", Ready="NameConflict"), LISTED_S)
     kubectl.patch("pdb", "vllm", {"spec": {"maxUnavailable": 1}})
     eventually(lambda: first not in pods(kubectl, "vllm"), LISTED_S)
+    kubectl.delete("configmap", name)
     kubectl.run("delete", "pod", first, "--force", "--grace-period=0")
     eventually(
         lambda: (

@@ -273,6 +273,43 @@ def test_a_refusal_is_told_in_the_servers_words_until_it_has_passed(cluster: Clu
     assert cluster.conditions()["Stalled"]["status"] == "False"
 
 
+@pytest.mark.parametrize("refused", ["by the operator", "by the server"])
+def test_a_pod_is_replaced_while_a_later_spec_cannot_be_applied(
+    cluster: Cluster, refused: str
+) -> None:
+    cluster.apply()
+    cluster.reconcile()
+    cluster.roll_out()
+
+    def refuse(method: str, kind: str, name: str) -> None:
+        if (method, kind) == ("PATCH", "Deployment"):
+            raise Answer(403, "Forbidden", "exceeded quota")
+
+    if refused == "by the server":
+        cluster.spec["replicas"] = 2
+        cluster.api.refuse = refuse
+    else:
+        cluster.spec["podTemplate"] = {"spec": {"hostNetwork": True}}
+    cluster.apply()
+    cluster.reconcile()
+    assert cluster.conditions()["Stalled"]["status"] == "True"
+    (pod,) = cluster.pods()
+    step = {"time": "2026-01-01T00:00:00Z", "step": "PodReplace", "outcome": "Requested"}
+    cluster.api.put(
+        made("LeakIncident", KEY.namespace, pod["metadata"]["name"] + "-0")
+        | {
+            "spec": {
+                "id": "a", "workloadRef": {"kind": "InferenceService", "name": "tiny"},
+                "pod": pod["metadata"]["name"], "container": "engine", "epoch": "b:1",
+                "openedAt": "2026-01-01T00:00:00Z", "kind": "HostGrowth",
+            },
+            "status": {"phase": "Restarting", "timeline": [step]},
+        }
+    )  # fmt: skip
+    cluster.reconcile()
+    assert cluster.pods() == []
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
