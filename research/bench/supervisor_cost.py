@@ -170,6 +170,7 @@ def grow(arguments: list[str], samples: int, port: int) -> tuple[dict[str, Any],
     """Figures of ``samples`` samples without sleeping, and the readings they come from."""
     command = [sys.executable, str(HERE / "supervisor_growth.py"), *arguments]
     told: dict[str, Any] = {}
+    readings: list[int] = []
     with subprocess.Popen(
         [*command, "--samples", str(samples)],
         stdin=subprocess.PIPE,
@@ -179,6 +180,9 @@ def grow(arguments: list[str], samples: int, port: int) -> tuple[dict[str, Any],
         assert growing.stdin is not None
         assert growing.stdout is not None
         for line in growing.stdout:
+            if line.strip().isdecimal():
+                readings.append(int(line))
+                continue
             if line.strip() != SERVE:
                 told = json.loads(line)
                 continue
@@ -188,7 +192,6 @@ def grow(arguments: list[str], samples: int, port: int) -> tuple[dict[str, Any],
             growing.stdin.flush()
     if growing.returncode:
         raise subprocess.CalledProcessError(growing.returncode, command)
-    readings = told["anon_bytes"]
     tenth = len(readings) // 10
     first, last = readings[tenth : 2 * tenth], readings[-tenth:]
     figures = {

@@ -6,9 +6,9 @@ Everything is the supervisor's own but the clock, which goes on by one second a 
 windows of hours fill as they would in a pod. The clock stands still while the engine serves a
 request, and until its status tells of it: a request that lasted for some hundred samples would
 be a stall, and a pod has no stall every hour. ``supervisor_cost.py`` sends that request. This
-process prints ``serve`` for it and waits for a line, so that its memory is the supervisor's alone.
-At last it prints one JSON object: ``took_s`` without those times, and its own anonymous memory
-after every ``--every`` samples.
+process prints ``serve`` for it and waits for a line, and prints its own anonymous memory in bytes
+after every ``--every`` samples, so that its memory is the supervisor's alone. At last it prints
+one JSON object: ``took_s`` without those times.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ def main() -> None:
     arguments = parse.parse_args()
     now = 0.0
     supervisor, metrics = build_supervisor(arguments, None, clock=lambda: now)
-    anon: list[int] = []
     took_s = 0.0
     for number in range(arguments.samples):
         now = float(number)
@@ -50,8 +49,8 @@ def main() -> None:
         if number % arguments.every == 0:
             own = read_resident_memory(os.getpid())
             assert own is not None
-            anon.append(own.anon)
-    json.dump({"took_s": took_s, "anon_bytes": anon}, sys.stdout)
+            print(own.anon, flush=True)
+    json.dump({"took_s": took_s}, sys.stdout)
 
 
 if __name__ == "__main__":
