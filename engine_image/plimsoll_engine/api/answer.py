@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +38,8 @@ from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceededError
 
 log = logging.getLogger(__name__)
 
+
+_UNSAFE_IN_HEADER_PATTERN = re.compile(r"[^ -~]")
 
 UNPARSED_CALL_WARNING = "the output has a malformed tool call, which is returned as text"
 
@@ -265,7 +268,7 @@ class GenerationResponse(Response):
 
     async def _send_headers(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]
-        headers += [(b"x-plimsoll-warning", one.encode()) for one in self.warnings]
+        headers += make_warning_headers(self.warnings)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
 
@@ -285,6 +288,17 @@ class GenerationResponse(Response):
     def make_error_events(self, error: ApiError) -> bytes:
         """Return the events that end a failed stream."""
         return b"data: " + error.encode_body() + b"\n\n" + DONE_EVENT
+
+
+def make_warning_headers(warnings: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """Return a header for each warning.
+
+    Warnings repeat names from the body, and h11 refuses control characters and outer spaces.
+    """
+    return [
+        (b"x-plimsoll-warning", _UNSAFE_IN_HEADER_PATTERN.sub("?", one).strip().encode())
+        for one in warnings
+    ]
 
 
 def _make_no_memory_error(is_client_share: bool) -> ApiError:

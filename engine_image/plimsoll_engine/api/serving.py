@@ -25,7 +25,7 @@ from plimsoll_engine.api import (
     transcription,
     validation,
 )
-from plimsoll_engine.api.answer import GenerationResponse
+from plimsoll_engine.api.answer import GenerationResponse, make_warning_headers
 from plimsoll_engine.api.auth import TENANT_SCOPE_KEY
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import Body, BodyReader, BodyRefusedError
@@ -250,8 +250,7 @@ def _add_tokenization_routes(
         if result.model is not None:
             batch.find_requested_adapter(engine, result.model)
         answer = Response(result.answer, media_type="application/json")
-        for warning in result.warnings:
-            answer.headers.append("x-plimsoll-warning", warning)
+        answer.raw_headers += make_warning_headers(result.warnings)
         return answer
 
     @api.post("/tokenize")

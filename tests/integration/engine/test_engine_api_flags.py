@@ -165,3 +165,19 @@ def test_unknown_fields_are_named_in_a_header(engine: Any) -> None:
     assert status == 200
     warning = headers["x-plimsoll-warning"]
     assert warning == "unknown fields are ignored: wings, stream_options.sails"
+
+
+@pytest.mark.parametrize("name", ["", "wings ", "wi\r\nngs", "wi\x7fngs", "w" * 63 + " s"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "Hull", "max_tokens": 1}), ("/tokenize", {"prompt": "Hull"})],
+)
+def test_an_unknown_field_whose_name_no_header_may_have_is_answered(
+    engine: Any, path: str, body: dict[str, Any], name: str
+) -> None:
+    status, headers, _ = ask(
+        engine, "POST", path, body | {name: 1}, content_type="application/json"
+    )
+    assert status == 200
+    assert headers["x-plimsoll-warning"].startswith("unknown fields are ignored:")
+    assert "\r" not in headers["x-plimsoll-warning"]
