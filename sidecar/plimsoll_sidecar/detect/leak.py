@@ -50,7 +50,7 @@ NEW_DEMAND_MESSAGE = (
 )
 NO_LEDGER_MESSAGE = (
     "the engine declares no caches, so the growth may include a cache that still fills: "
-    "install Plimsoll's probe for an earlier decision"
+    "with vLLM and SGLang, install Plimsoll's probe for an earlier decision"
 )
 SHARED_DEVICE_MESSAGE = (
     "other pods use the device, so only the memory of the engine's own allocator counts"

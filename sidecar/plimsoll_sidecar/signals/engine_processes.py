@@ -39,6 +39,7 @@ WRAPPER_PROGRAMS = frozenset(
     {"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"}
 )
 MAX_STORED_PROCESSES = 256
+CUSTOM_MAIN_PROCESS_NAME = "main process"
 
 ListeningSockets = Callable[[], set[str]]
 """Returns the inodes of the sockets that listen on the serving port."""
@@ -167,7 +168,9 @@ def assign_roles(
     program = ENGINE_PROGRAMS.get(engine_type)
     names = {pid: find_helper_name(line, engine_type) for pid, line in command_lines}
     # If another process has the name of the main process, the main process only starts it.
-    if main_pid in names and program is not None and program.main not in names.values():
+    if main_pid in names and program is None:
+        names[main_pid] = CUSTOM_MAIN_PROCESS_NAME
+    elif main_pid in names and program and program.main not in names.values():
         names[main_pid] = program.main or None
     runs = program.runs if program is not None else ()
     runner = next((name for name in runs if name in names.values()), None)

@@ -77,7 +77,7 @@ def test_a_title_selects_a_known_name(title: str, kind: EngineType, name: str | 
             ProcessNames("server", "scheduler", "scheduler"),
         ),
         (VLLM, [SERVE, SPAWN], ["APIServer", "other"], None, ProcessNames("APIServer")),
-        (CUSTOM, ["serve", "VLLM::Worker"], ["frontend", "other"], None, ProcessNames()),
+        (CUSTOM, ["serve", "VLLM::Worker"], ["main process", "other"], None, ProcessNames()),
     ],
 )
 def test_each_process_has_its_name_and_the_unknown_has_none(
