@@ -33,7 +33,8 @@ def incidents(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="Show only incidents of this service, workload or policy: NAME or KIND/NAME."
+            metavar="NAME",
+            help="Show only incidents of this service, workload or policy: NAME or KIND/NAME.",
         ),
     ] = None,
     local: options.Local = False,
@@ -89,7 +90,7 @@ def incidents(
 
 
 def explain(
-    incident: Annotated[str, typer.Argument(help="Name of the incident.")],
+    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Name of the incident.")],
     local: options.Local = False,
     run_dir: options.RunDir = None,
     kubeconfig: options.Kubeconfig = None,
@@ -159,7 +160,9 @@ def doctor(
 
 
 def verdict(
-    revision: Annotated[str, typer.Argument(help="Revision to check, from status.verdicts.")],
+    revision: Annotated[
+        str, typer.Argument(metavar="REVISION", help="Revision to check, from status.verdicts.")
+    ],
     wait: Annotated[
         float,
         typer.Option(
@@ -184,6 +187,7 @@ def verdict(
 TargetName = Annotated[
     str,
     typer.Argument(
+        metavar="POD",
         help="A pod, or KIND/NAME for all its supervised pods, for example deployment/vllm. With "
         "--local: the name of the service.",
     ),

@@ -239,7 +239,7 @@ def inject(
 
 
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Manifests to check.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Manifests to check.")],
     policy: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Manifest of the SupervisionPolicy for the workloads."),

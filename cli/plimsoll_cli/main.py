@@ -150,9 +150,11 @@ def demo(
 
 @app.command()
 def record(
-    out: Annotated[Path, typer.Argument(help="Trace to write: NAME.jsonl or NAME.jsonl.gz.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="Trace to write: NAME.jsonl or NAME.jsonl.gz.")
+    ],
     service: Annotated[
-        str | None, typer.Argument(help="Name of a service on this machine.")
+        str | None, typer.Argument(metavar="SERVICE", help="Name of a service on this machine.")
     ] = None,
     run_dir: RunDir = None,
     duration: Duration = None,
@@ -166,7 +168,9 @@ def record(
 
 @app.command()
 def replay(
-    trace: Annotated[Path, typer.Argument(help="Trace to read: .jsonl or .jsonl.gz.")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="Trace to read: .jsonl or .jsonl.gz.")
+    ],
     mode: Annotated[
         Mode, typer.Option(help="Mode of the supervisor: Observe or Recover.")
     ] = Mode.OBSERVE,

@@ -13,11 +13,14 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_VERSION, POLICY_KIND, SERVICE_KIND
 from plimsoll_api.schema import ResourceModel
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.units import format_bytes, parse_bytes
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.yaml_text import YamlError
 from plimsoll_cli.yaml_tree import MAX_FILE_BYTES, split_documents
 
 T = TypeVar("T", bound=ResourceModel)
+MIN_SIZE_BYTES = 1 << 20
+"""Smallest size that a person means by an option, for a budget or a limit."""
 
 
 def read_text(file: Path) -> str:
@@ -93,6 +96,18 @@ def _read_document(path: Path, expected_kind: str) -> dict[str, Any]:
             f"{path}: the file contains no object: use a file with exactly one {expected_kind}"
         )
     return document
+
+
+def check_unit(name: str, text: str) -> None:
+    """Raise UsageError if the size ``text`` of the option ``name`` has probably lost its unit."""
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        return  # reported where the value is used
+    if 0 < size < MIN_SIZE_BYTES:
+        raise UsageError(
+            f"{name}: {text!r} is only {format_bytes(size)}: add a unit, for example Gi"
+        )
 
 
 def format_field_path(location: tuple[int | str, ...]) -> str:

@@ -13,7 +13,7 @@ from plimsoll_api.memory_policy import AUTO_BUDGET
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.manifest import format_problem
+from plimsoll_cli.manifest import check_unit, format_problem
 
 AskQuestion = Callable[[str, str], str]
 """Function that asks a person for a field, given its name in :data:`QUESTIONS` and its default,
@@ -71,6 +71,12 @@ def ask_missing_fields(options: dict[str, Any], ask: AskQuestion) -> ManifestFie
 
 def format_manifest(fields: ManifestFields) -> str:
     """Return the manifest as YAML. Raises UsageError, which names the invalid field."""
+    for option, size in (
+        ("--memory", fields.memory),
+        ("--host-budget", fields.host_budget),
+        ("--device-budget", fields.device_budget),
+    ):
+        check_unit(option, size)
     limits: dict[str, str | int] = {"memory": fields.memory}
     args = ["--device=cpu", "--dtype=float32"] if fields.gpus == 0 else []
     if fields.gpus:

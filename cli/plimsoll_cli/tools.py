@@ -12,7 +12,7 @@ from plimsoll_cli.output import Output
 
 
 def init(
-    name: Annotated[str | None, typer.Argument(help="Name of the service.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the service.")] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Location of the model, for example pvc://CLAIM/PATH or hf://ORG/NAME."),
@@ -54,7 +54,10 @@ def init(
 
 
 def bench(
-    url: Annotated[str, typer.Argument(help="URL of an OpenAI API, for example http://HOST:8000.")],
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="URL of an OpenAI API, for example http://HOST:8000."),
+    ],
     model: Annotated[str, typer.Option(help="Name of the served model.")],
     requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of requests.")] = 64,
     concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Concurrent requests.")] = 8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 
 import pytest
@@ -38,6 +39,9 @@ def test_a_manifest_that_would_be_refused_names_its_fields() -> None:
         starter.format_manifest(starter.ManifestFields(name="x", model="nowhere"))
     fields = starter.ManifestFields("x", "file:///m", memory="1Gi", host_budget="2Gi")
     with pytest.raises(UsageError, match="growthBudget"):
+        starter.format_manifest(fields)
+    fields = starter.ManifestFields("x", "file:///m", memory="24")
+    with pytest.raises(UsageError, match="--memory: '24' is only 24 B: add a unit, for example Gi"):
         starter.format_manifest(fields)
 
 
@@ -87,7 +91,10 @@ def test_every_command_has_help_and_every_flag_a_meaning() -> None:
         "verdict", "trim", "drain", "restart", "resume", "inject", "init", "bench", "version",
     ):  # fmt: skip
         assert f"\n  {command} " in listed
-        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+        shown = CliRunner().invoke(app, [command, "--help"])
+        assert shown.exit_code == 0
+        usage = shown.stdout.splitlines()[0]
+        assert not re.search(r"[\[{][a-z]", usage), f"{usage}: arguments are in upper case"
 
 
 def test_the_version_is_told_as_other_programs_do() -> None:
