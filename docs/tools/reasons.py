@@ -94,7 +94,7 @@ WHAT: dict[str, tuple[str, str]] = {
     ),
     "NameConflict": (
         "An object of the name that the service needs exists and belongs to someone else.",
-        "Rename one of the two.",
+        "Rename one of the two. If it belongs to a deleted service of the same name, wait.",
     ),
     "NearLimit": (
         "More than 95 % of the memory limit is in use and cannot be reclaimed.",

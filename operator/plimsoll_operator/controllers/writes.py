@@ -44,17 +44,34 @@ EVENT_DEDUPLICATION_S = 600.0
 """Seconds within which a repeated Event is not written again."""
 
 MAX_MESSAGE_CHARS = 1000
+OWNER_KEYS = ("apiVersion", "kind", "name")
+"""Fields of an owner reference that are the same for a deleted owner and its successor."""
 
 
 class NameConflictError(Exception):
-    """Raised if a needed object already exists and does not belong to the service or policy."""
+    """Raised if a needed object already exists and does not belong to the service or policy.
 
-    def __init__(self, item: Object) -> None:
-        owner = item["metadata"]["ownerReferences"][0]["kind"]
-        super().__init__(
-            f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} already"
-            f" exists, but does not belong to this {owner}: delete it, or rename the {owner}"
+    ``is_lasting`` is False if it belongs to a deleted service or policy of the same name.
+    """
+
+    def __init__(self, item: Object, live: Object) -> None:
+        reference = item["metadata"]["ownerReferences"][0]
+        owner, name = (
+            reference["kind"],
+            f"{item['metadata']['namespace']}/{item['metadata']['name']}",
         )
+        self.is_lasting = not any(
+            one.get("controller") and all(one.get(key) == reference[key] for key in OWNER_KEYS)
+            for one in live["metadata"].get("ownerReferences") or ()
+        )
+        self.message = (
+            f"{item['kind']} {name} already exists, but does not belong to this {owner}: delete it,"
+            f" or rename the {owner}"
+            if self.is_lasting
+            else f"{item['kind']} {name} still belongs to the deleted {owner} of the same name:"
+            " wait until the garbage collector has deleted it"
+        )
+        super().__init__(self.message)
 
 
 class OwnedObjectWriter:
@@ -79,7 +96,7 @@ class OwnedObjectWriter:
         """
         kind, live = KINDS_BY_NAME[desired["kind"]], self._store.get(key, make_ref(desired))
         if live is not None and get_owner_uid(live) != uid:
-            raise NameConflictError(desired)
+            raise NameConflictError(desired, live)
         hashes_by_ref, ref = self._fields.setdefault(key, {}), make_ref(desired)
         if live is not None and not needs_apply(desired, live, hashes_by_ref.get(ref)):
             _store_fields_hash(hashes_by_ref, ref, get_owned_fields_hash(live, desired))
@@ -94,7 +111,7 @@ class OwnedObjectWriter:
         except ConflictError:
             existing = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
             if existing is not None and get_owner_uid(existing) != uid:
-                raise NameConflictError(desired) from None
+                raise NameConflictError(desired, existing) from None
             if existing is not None:
                 self._store.put(existing)
             raise  # the object that was found may change the plan
@@ -152,12 +169,11 @@ class FailureCounter:
         """
         if isinstance(problem, InvalidSpecError):
             return Failure(problem.reason, str(problem), is_lasting=True), None
-        if isinstance(problem, NameConflictError):
-            return Failure("NameConflict", str(problem), is_lasting=True), problem
         self._failures[key] += 1
         if not problem.is_lasting and self._failures[key] < REPORT_AFTER_FAILURES:
             raise problem
-        return Failure("ApplyFailed", problem.message, problem.is_lasting), problem
+        reason = "NameConflict" if isinstance(problem, NameConflictError) else "ApplyFailed"
+        return Failure(reason, problem.message, problem.is_lasting), problem
 
     def forget(self, key: Key) -> None:
         """Reset the number of failures of ``key``."""

@@ -9,7 +9,7 @@ from plimsoll_operator.controllers.writes import (
     FailureCounter,
     NameConflictError,
 )
-from plimsoll_operator.kinds import InvalidSpecError, Key
+from plimsoll_operator.kinds import InvalidSpecError, Key, Object
 from plimsoll_operator.runtime.client import ApiError
 
 KEY, OTHER = Key("ns", "qwen"), Key("ns", "llama")
@@ -23,17 +23,29 @@ def test_an_invalid_spec_is_reported_and_raises_nothing() -> None:
     assert failure.message == "spec.model.uri: missing"
 
 
+def owned(uid: str, **owner: str) -> Object:
+    reference = {"apiVersion": "plimsoll.dev/v1alpha1", "kind": "InferenceService", "name": "qwen"}
+    references = [reference | owner | {"uid": uid, "controller": True}]
+    meta = {"name": "qwen", "namespace": "ns", "ownerReferences": references}
+    return {"kind": "Service", "metadata": meta}
+
+
 def test_a_name_conflict_is_reported_and_tried_again() -> None:
-    taken = {
-        "kind": "Service",
-        "metadata": {
-            "name": "qwen", "namespace": "ns", "ownerReferences": [{"kind": "InferenceService"}],
-        },
-    }  # fmt: skip
-    conflict = NameConflictError(taken)
+    conflict = NameConflictError(owned("a"), owned("b", name="llama"))
     failure, error = FailureCounter().classify(KEY, conflict)
     assert (failure.reason, failure.is_lasting) == ("NameConflict", True)
     assert error is conflict
+
+
+def test_an_object_of_a_deleted_service_of_the_same_name_is_waited_for() -> None:
+    """Its garbage collection takes seconds: nobody has to do anything."""
+    conflict, refusals = NameConflictError(owned("new"), owned("old")), FailureCounter()
+    for _ in range(REPORT_AFTER_FAILURES - 1):
+        with pytest.raises(NameConflictError):
+            refusals.classify(KEY, conflict)
+    failure, error = refusals.classify(KEY, conflict)
+    assert (failure.reason, failure.is_lasting, error) == ("NameConflict", False, conflict)
+    assert "wait until the garbage collector" in failure.message
 
 
 def test_a_refusal_that_lasts_is_reported_at_once() -> None:
