@@ -130,7 +130,8 @@ def assert_cured(rig: Rig) -> None:
     assert steps == ["Trim", "Diagnostics", "TakeSlot", "WorkerRestart"]
     assert incident.returned_bytes is not None
     assert incident.returned_bytes > 8 << 20
-    assert (rig.state_dir / incident.diagnostics[0]).read_text().startswith("/diagnostics/stacks")
+    stacks = next(name for name in incident.diagnostics if name.endswith("/stacks.txt"))
+    assert (rig.state_dir / stacks).read_text().startswith("/diagnostics/stacks")
 
 
 def killed_at_a_write(rig: Rig, option: str, number: int) -> None:
