@@ -158,10 +158,12 @@ def _supervisor() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollSupervisorDown",
-            # One that crashes again and again answers now and then, and its pod stays ready.
+            # One that crashes again and again answers now and then, and its pod stays ready. A pod
+            # that starts may have the address of an earlier one.
             "max by (namespace, service, pod) (\n"
             "  avg_over_time(up[10m]) < 0.5\n"
-            "  and on (job, instance) last_over_time(plimsoll_supervisor_samples_total[1d])\n"
+            "  and on (namespace, pod, job, instance)\n"
+            "    last_over_time(plimsoll_supervisor_samples_total[1d])\n"
             ")",
             "warning",
             "The supervisor of {{ $labels.pod }} does not answer",
