@@ -65,6 +65,7 @@ def incidents(
 
     wanted = listing.IncidentFilter(target, phase, kind, open_only)
     wanted.validate()
+    searched = None
     if local or run_dir is not None:
 
         def read() -> list[IncidentView]:
@@ -74,6 +75,7 @@ def incidents(
         wanted = listing.IncidentFilter(None, phase, kind, open_only)
     else:
         cluster = options.connect(kubeconfig, context, namespace, all_namespaces, has_local=True)
+        searched = cluster.namespace
 
         def read() -> list[IncidentView]:
             with show_spinner("reading incidents") as update:
@@ -84,9 +86,8 @@ def incidents(
         return
     found = read()
     shown = listing.select_newest_incidents(found, wanted, limit)
-    listing.print_incidents(
-        shown, output, len(listing.select_newest_incidents(found, wanted, None)) - len(shown)
-    )
+    omitted = len(listing.select_newest_incidents(found, wanted, None)) - len(shown)
+    listing.print_incidents(shown, output, omitted, searched)
 
 
 def explain(

@@ -176,15 +176,22 @@ def select_newest_incidents(
 
 
 def print_incidents(
-    incidents: Sequence[IncidentView], output: Output, omitted_count: int = 0
+    incidents: Sequence[IncidentView],
+    output: Output,
+    omitted_count: int = 0,
+    namespace: str | None = None,
 ) -> None:
-    """Print the incidents, and the number of older ones that are omitted."""
+    """Print the incidents, and the number of older ones that are omitted.
+
+    ``namespace`` is the only namespace of a cluster that was searched.
+    """
     if not output.is_table:
         print_value([make_incident_object(incident) for incident in incidents], output)
         return
     out = make_console()
     if not incidents:
-        out.print("no incidents")
+        where = f" in namespace {namespace}; to search all namespaces, add -A" if namespace else ""
+        out.print(f"no incidents{where}", soft_wrap=True, markup=False)
         return
     wide = output is Output.WIDE
     spaces = wide or len({incident.namespace for incident in incidents}) > 1
