@@ -207,5 +207,7 @@ def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
 
 
 def _format_canonically(schema: dict[str, Any]) -> str:
-    # Properties keep their order, because the output has the same order.
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    # Properties keep their order, because the output has the same order. Half of a surrogate pair,
+    # which a schema sent as a text may escape, becomes U+FFFD: messages to the worker are UTF-8.
+    written = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return written.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

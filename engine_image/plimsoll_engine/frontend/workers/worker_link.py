@@ -96,8 +96,24 @@ class WorkerLink:
                     continue
                 # Write without an await after packing: the sender assumes that what it packs is
                 # sent, in that order.
-                writer.write(worker_ipc.encode_frame(self.media_sender.omit_cached_media(message)))
+                packed = self.media_sender.omit_cached_media(message)
+                try:
+                    frame = worker_ipc.encode_frame(packed)
+                except (TypeError, ValueError, OverflowError) as error:
+                    self._fail_unsendable(message, error)
+                    continue
+                writer.write(frame)
                 await writer.drain()
+
+    def _fail_unsendable(self, message: worker_ipc.ToWorker, error: Exception) -> None:
+        # All other requests continue.
+        log.error("cannot encode a message to the worker", extra={"error": str(error)})
+        if isinstance(message, worker_ipc.Submit):
+            why = f"the request cannot be sent to the worker: {error}"
+            failed = [(message.request_id, message.attempt)]
+            failed += [(choice.request_id, choice.attempt) for choice in message.choices]
+            for request_id, attempt in failed:
+                self._on_message(worker_ipc.RequestFailure(request_id, attempt, "error", why))
 
 
 class WorkerSocket:

@@ -92,6 +92,8 @@ def test_nothing_is_asked_for(fields: dict[str, Any], ask: Ask) -> None:
          "response_format"),
         ({"structured_outputs": {"json": '{"a": 1}'}}, "json_schema", '{"a":1}',
          "structured_outputs.json"),
+        ({"structured_outputs": {"json": r'{"const": "\ud800\ud83e\udd8a"}'}}, "json_schema",
+         '{"const":"\ufffd\U0001f98a"}', "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a+"}}, "regex", "a+", "structured_outputs.regex"),
         ({"structured_outputs": {"choice": ['a"b', "ü\n"]}}, "lark", 'start: "a\\"b" | "ü\\n"',
          "structured_outputs.choice"),
