@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -11,6 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from plimsoll_engine.api.errors import make_invalid_error
 
 MAX_FORM_FIELDS = 16
+_CHARSET_PATTERN = re.compile(r';\s*charset\s*=\s*("[^"]*"|[^;]*)', re.IGNORECASE)
 
 
 class Form(msgspec.Struct):
@@ -32,7 +34,9 @@ async def parse_form(raw: bytes | bytearray, content_type: str) -> Form:
         yield bytes(raw)
         yield b""
 
-    headers = Headers({"content-type": content_type})
+    # A form is UTF-8 (RFC 7578). Other charsets would have any of Python's codecs decode the names
+    # and values, also into text that no message can carry.
+    headers = Headers({"content-type": _CHARSET_PATTERN.sub("", content_type)})
     parser = MultiPartParser(headers, yield_body(), max_files=1, max_fields=MAX_FORM_FIELDS)
     parser.spool_max_size = len(raw) + 1  # never spool to disk, which may be read-only
     try:

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect
 from plimsoll_engine.api import preparer
 from plimsoll_engine.api.body import Body
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.forms import Form
 from plimsoll_engine.api.preparer import MAX_INLINE_BYTES, Preparer
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.http.api_flags import ApiSettings
@@ -220,3 +221,22 @@ def test_a_prompt_of_some_ids_is_prepared_without_the_process(
             instance.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("charset", ["utf-7", "undefined", '"utf-7"'])
+def test_a_form_is_utf_8_whatever_charset_it_names(engine: Any, charset: str) -> None:
+    """A codec of Python's may fail, or make a text of half a character, which ended the process."""
+    raw = bytearray(
+        b'--B\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nsound\r\n'
+        b'--B\r\nContent-Disposition: form-data; name="language"\r\n\r\n+2AA-\r\n--B--\r\n'
+    )
+
+    async def parsed(instance: Preparer) -> Form:
+        kind = f"multipart/form-data; charset={charset}; boundary=B"
+        return await instance.parse_form(Body(raw, "a", never), kind)
+
+    instance = Preparer(engine, 60.0)
+    try:
+        assert asyncio.run(parsed(instance)) == Form(b"sound", {"language": "+2AA-"})
+    finally:
+        instance.close()
