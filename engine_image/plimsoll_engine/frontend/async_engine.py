@@ -110,6 +110,7 @@ class AsyncEngine:
         self.idle.set()
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
+        self._max_model_len = settings.worker.max_model_len
         # Startup stage of the newest worker: ``processes``, or a key of ``Ready.stages_s``.
         self.stage = "processes"
         # Outcome of the KV handover in the last planned restart.
@@ -236,6 +237,7 @@ class AsyncEngine:
     def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
         """Reset the counts for the new epoch, and load the adapters into the new worker."""
         self.ready = ready
+        self._max_model_len = ready.max_model_len
         self._holding = False
         self.report = None
         self._report_at = None
@@ -438,10 +440,12 @@ class AsyncEngine:
 
     @property
     def max_model_len(self) -> int | None:
-        """Maximum number of prompt and output tokens; None until a worker or a flag defines it."""
-        return (
-            self.settings.worker.max_model_len if self.ready is None else self.ready.max_model_len
-        )
+        """Maximum number of prompt and output tokens; None until a worker or a flag defines it.
+
+        It stays known while the worker is replaced, because bounds of bodies and answers depend on
+        it.
+        """
+        return self._max_model_len
 
     async def start(self) -> None:
         """Start the first worker. Return when it serves or the engine has failed."""

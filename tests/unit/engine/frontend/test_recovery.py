@@ -169,6 +169,22 @@ def test_so_does_one_that_replaces_a_crashed_one(settings: Settings) -> None:
     asyncio.run(run())
 
 
+def test_the_context_stays_known_while_no_worker_serves(settings: Settings) -> None:
+    """Without it, nothing bounds the answer to a request that comes in this moment."""
+
+    async def run() -> None:
+        engine, workers, _ = await engine_of(settings)
+        assert engine.max_model_len == 512
+        assert workers.serving is not None
+        workers.serving.on_rank_exit(Exited(1, 1, -9))
+        assert engine.ready is None
+        assert engine.max_model_len == 512
+        await recovered(engine)
+        assert engine.max_model_len == 512
+
+    asyncio.run(run())
+
+
 def test_a_loss_is_of_the_epoch_in_which_it_happened(settings: Settings) -> None:
     """A recovery that runs only once the next worker serves replaces nothing."""
 
