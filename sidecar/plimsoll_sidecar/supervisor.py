@@ -347,7 +347,8 @@ class Supervisor:
         origins = {
             incident.kind: incident.attribution.pod or LEADER_PLACEHOLDER for incident in opened
         }
-        return combine_group(pod_assessment, self._group.read_assessments(), origins)
+        gone = [pod for pod in origins.values() if pod and self._group.is_gone(pod)]
+        return combine_group(pod_assessment, self._group.read_assessments(), origins, gone)
 
     def _is_published_by_leader(self, incident: Incident) -> bool:
         return self.service.is_worker and incident.kind in GROWTH_INCIDENT_KINDS

@@ -5,7 +5,7 @@ A group has at most one incident of each kind, which belongs to its leader.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -18,6 +18,8 @@ DEVICE_KINDS = frozenset({IncidentKind.DEVICE_GROWTH, IncidentKind.STALL})
 LEADER_PLACEHOLDER = ""
 """Placeholder for the name of the leader's pod."""
 UNKNOWN_BUDGET, UNKNOWN_ASSESSMENT = BudgetState(), Assessment(0.0, 0, False)
+RELEASED_BUDGET = BudgetState(current=0)
+"""State of a budget in a pod that no longer exists: its memory was released with it."""
 
 
 def add_device_health(assessment: Assessment, unhealthy: Sequence[str]) -> Assessment:
@@ -40,15 +42,18 @@ def combine_group(
     own_assessment: Assessment,
     members: Mapping[str, Assessment | None],
     origins: Mapping[IncidentKind, str],
+    gone: Collection[str] = (),
 ) -> Assessment:
     """Return the leader's assessment of its multi-node group.
 
     ``members`` holds the assessments of the other pods by name; None if a pod does not report.
     ``origins`` maps the kind of each open incident to the pod that leaked
     (:data:`LEADER_PLACEHOLDER` for the leader), in which growth is measured until the incident
-    ends.
+    ends. ``gone`` holds the pods of ``origins`` that no longer exist. Their incidents can end, so
+    that growth in another pod can open an incident of its own.
     """
-    pods = {LEADER_PLACEHOLDER: own_assessment} | {name: members[name] for name in sorted(members)}
+    existing = {name: members[name] for name in sorted(members) if name not in gone}
+    pods = {LEADER_PLACEHOLDER: own_assessment} | existing
     result, warm = own_assessment, own_assessment.warm
     for kind in GROWTH_INCIDENT_KINDS:
         found = {name: worst for name, one in pods.items() if (worst := _find_worst(one, kind))}
@@ -68,6 +73,14 @@ def combine_group(
         result = replace(result, suspicions=suspicions)
         if pod != LEADER_PLACEHOLDER:
             reported = pods.get(pod) or UNKNOWN_ASSESSMENT
+            if pod in gone:
+                reported = Assessment(
+                    own_assessment.t,
+                    own_assessment.epoch,
+                    warm=True,
+                    host=RELEASED_BUDGET,
+                    device=RELEASED_BUDGET,
+                )
             warm = warm and reported.warm
             if kind is IncidentKind.HOST_GROWTH:
                 result = replace(result, host=reported.host or UNKNOWN_BUDGET)

@@ -47,6 +47,8 @@ MAX_STATE_BYTES = 1 << 20
 MAX_TEXT_CHARS = 200
 # The suspicions of a pod and the evidence of a suspicion are cut to this number.
 MAX_EVIDENCE_LINES = 8
+# An endpoint may be absent for a moment while its pod exists, for example between two slices.
+MIN_ABSENCE_S = 60.0
 # Exceeds the memory of any pod.
 MAX_MEMORY_BYTES = 1 << 60
 # Polling stops if GroupLeader.is_serving has not been called for this time.
@@ -179,6 +181,9 @@ class GroupMembers:
         self._pages, self._clock = pages, clock
         self._lock = threading.Lock()
         self._newest: dict[str, tuple[float, Assessment | None]] = {}
+        self._last_listed: dict[str, float] = {}
+        self._first_list_at: float | None = None
+        self._newest_list_at = 0.0
         self._part = BackgroundThread("group-members", self._poll_and_wait)
 
     def start(self) -> None:
@@ -198,6 +203,12 @@ class GroupMembers:
                 for pod, (at, assessment) in self._newest.items()
             }
 
+    def is_gone(self, pod: str) -> bool:
+        """Report whether the API server has not listed ``pod`` for :data:`MIN_ABSENCE_S`."""
+        with self._lock:
+            since = self._last_listed.get(pod, self._first_list_at)
+            return since is not None and self._newest_list_at - since >= MIN_ABSENCE_S
+
     def _poll_and_wait(self) -> float:
         self.poll()
         return POLL_PERIOD_S
@@ -212,10 +223,23 @@ class GroupMembers:
         with self._lock:
             for pod, state in states.items():
                 self._newest[pod] = (now, truncate_assessment(state.assessment))
+            self._note_list(members, now)
             for gone in set(self._newest) - set(members):
                 self._newest[gone] = (float("-inf"), None)
             while len(self._newest) > MAX_PODS:
                 del self._newest[min(self._newest, key=lambda pod: self._newest[pod][0])]
+
+    def _note_list(self, members: Mapping[str, str], now: float) -> None:
+        if len(members) >= MAX_PODS:  # the list may lack pods
+            self._first_list_at = None
+            self._last_listed.clear()
+            return
+        if self._first_list_at is None:
+            self._first_list_at = now
+        self._newest_list_at = now
+        self._last_listed |= dict.fromkeys(members, now)
+        while len(self._last_listed) > 2 * MAX_PODS:
+            del self._last_listed[min(self._last_listed, key=self._last_listed.__getitem__)]
 
 
 def truncate_assessment(assessment: Assessment) -> Assessment:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import GROWTH_INCIDENT_KINDS, IncidentKind
 from plimsoll_sidecar.detect.fleet import LEADER_PLACEHOLDER, UNKNOWN_BUDGET, combine_group
+from plimsoll_sidecar.govern.command import EngineView
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.govern.verification import StartHistory, Verdict, judge_restart
 
 MIB = 1 << 20
 HOST, DEVICE, STALL = IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL
@@ -72,6 +76,26 @@ def test_a_pod_that_says_nothing_is_unknown_not_well() -> None:
     assert not found.warm, "the absence of the suspicion means nothing"
     assert combine_group(seen(), {}, {HOST: "g-1"}) == found
     assert combine_group(seen(), {"g-1": None}, {}).warm, "no incident waits for it"
+
+
+@pytest.mark.parametrize("kind", GROWTH_INCIDENT_KINDS)
+def test_a_pod_that_is_gone_has_released_its_memory(kind: IncidentKind) -> None:
+    members = {"g-1": None, "g-2": seen(leak(40, kind), current=190)}
+    found = combine_group(seen(), members, {kind: "g-1"}, gone=["g-1"])
+    measured = found.host if kind is HOST else found.device
+    assert measured is not None
+    assert measured.current == 0
+    assert found.warm, "its incident can end"
+    assert found.suspicions == [], "memory of another pod is not compared with that of this one"
+    incident = Incident(
+        name="i", kind=kind, epoch="boot:1", opened_at=0.0, phase_since=0.0, fenced_epoch="boot:1",
+        baseline_bytes=50 * MIB, before_bytes=120 * MIB,
+    )  # fmt: skip
+    engine = EngineView(epoch="boot:2", state=EngineState.SERVING)
+    verdict = judge_restart(incident, found, engine, StartHistory(), 60.0, 100.0)
+    assert verdict is Verdict.CURED
+    (other,) = combine_group(seen(), members, {}).suspicions
+    assert other.pod == "g-2", "after that incident, the growth of another pod opens one"
 
 
 def test_the_leader_keeps_what_is_no_leak() -> None:

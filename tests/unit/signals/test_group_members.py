@@ -20,6 +20,7 @@ from plimsoll_sidecar.signals.other_pods import (
     MAX_EVIDENCE_LINES,
     MAX_PAGE_AGE_S,
     MAX_PODS,
+    MIN_ABSENCE_S,
     PAGE_TIMEOUT_S,
     GroupMembers,
     GroupPages,
@@ -106,6 +107,33 @@ def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(api: ApiServer, port: 
     api.answer = 503, {}, b"{}"
     group.poll()
     assert set(group.read_assessments().values()) == {None}
+
+
+def test_a_pod_is_gone_after_the_api_server_has_not_listed_it_for_a_while(
+    api: ApiServer, port: int
+) -> None:
+    api.add("llm", [endpoint("llm-0-1", WORKER), endpoint("llm-0-2", OTHER)])
+    clock = Clock()
+    group = members(api, port, clock)
+    clock.now += MIN_ABSENCE_S
+    assert not group.is_gone("llm-0-9"), "nothing is known before the first list"
+    group.poll()
+    del api.slices[0]["endpoints"][0]
+    clock.now += MIN_ABSENCE_S - 1
+    group.poll()
+    assert not group.is_gone("llm-0-1")
+    answer, api.answer = api.answer, (503, {}, b"{}")
+    clock.now += 10
+    group.poll()
+    assert not group.is_gone("llm-0-1"), "a list that failed shows nothing"
+    api.answer = answer
+    group.poll()
+    assert group.is_gone("llm-0-1")
+    assert group.is_gone("llm-0-9"), "an earlier supervisor knew it"
+    assert not group.is_gone("llm-0-2"), "it exists, though it does not report"
+    api.slices[0]["endpoints"].append(endpoint("llm-0-1", WORKER))
+    group.poll()
+    assert not group.is_gone("llm-0-1"), "LeaderWorkerSet gives a new pod the same name"
 
 
 @pytest.mark.parametrize(
