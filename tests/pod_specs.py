@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_operator.render.eviction import EVICTABLE_VOLUMES_ANNOTATION
 
 Object = dict[str, Any]
 SELECTED = {"fuzz": "yes"}
@@ -214,6 +215,9 @@ def without_supervisor(pod: Object) -> Object:
     notes = meta.pop("annotations", None) or {}
     own = ("plimsoll.dev/not-supervised", "plimsoll.dev/injected-images", "plimsoll.dev/engine")
     notes = {k: v for k, v in notes.items() if k not in own}
+    listed = notes.pop(EVICTABLE_VOLUMES_ANNOTATION, "").split(",")
+    if theirs := [one for one in listed if one and not one.startswith("plimsoll-")]:
+        notes[EVICTABLE_VOLUMES_ANNOTATION] = ",".join(theirs)
     if notes:
         meta["annotations"] = notes
     ours = {"supervisor", "plimsoll-probe"}

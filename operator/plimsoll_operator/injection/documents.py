@@ -34,7 +34,7 @@ from plimsoll_operator.injection.pods import (
     list_pod_specs,
 )
 from plimsoll_operator.injection.shape import check_types
-from plimsoll_operator.injection.sidecar import add_supervisor
+from plimsoll_operator.injection.sidecar import add_supervisor, mark_supervisor_volumes
 from plimsoll_operator.injection.unchanged import (
     explain_group_restart,
     explain_selector_mismatch,
@@ -78,6 +78,8 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
         if isinstance(engine, str):
             notes.append(f"{at}: {format_unchanged_note(engine)}")
             continue
+        if not isinstance(pod.metadata.get("annotations") or {}, dict):
+            raise InjectionError(f"{at}: the annotations of these pods must be an object")
         # At most one pod spec per document is not a worker's.
         add_supervisor(
             pod.spec,
@@ -86,6 +88,7 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
             names.make_supervisor_name(name),
             layout=choose_supervisor_layout(pod.spec, engine),
         )
+        mark_supervisor_volumes(pod.metadata, pod.spec, pod.annotations)
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL_CHARS].rstrip("-.")
         role = find_role({**pod.inherited, **pod.labels}, engine.words)
         injected = make_config_map(name, namespace, engine, options, role)

@@ -42,9 +42,10 @@ from plimsoll_operator.injection.notes import make_notes as notes_of
 from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.pods import WORKERS_MESSAGE
 from plimsoll_operator.injection.shape import check_types
-from plimsoll_operator.injection.sidecar import add_supervisor
+from plimsoll_operator.injection.sidecar import add_supervisor, mark_supervisor_volumes
 from plimsoll_operator.injection.unchanged import explain_selector_mismatch, format_unchanged_note
 from plimsoll_operator.render import names
+from plimsoll_operator.render.eviction import EVICTABLE_VOLUMES_ANNOTATION
 from plimsoll_operator.render.probe import PYTHONPATH_ENV
 
 Object = dict[str, Any]
@@ -210,10 +211,14 @@ def _add_supervisor(
     )
     for key in kept:
         del added["containers"][0][key]
-    return engine, {
+    part: Object = {
         "labels": {SERVICE_LABEL: name[:MAX_LABEL_CHARS].rstrip("-.")},
         "template": added,
     }
+    # The service's own annotation would override that of the configuration.
+    holder = workload.spec if EVICTABLE_VOLUMES_ANNOTATION in annotations else part
+    mark_supervisor_volumes(holder, added)
+    return engine, part
 
 
 def _make_known_pod_spec(workload: _Workload) -> Object:

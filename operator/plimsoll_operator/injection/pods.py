@@ -53,7 +53,7 @@ WORKERS_MESSAGE = (
 
 @dataclass(frozen=True)
 class PodSpec:
-    """A pod spec in a document. An injection changes ``spec`` and ``labels`` in place.
+    """A pod spec in a document. An injection changes it and its ``metadata`` in place.
 
     Attributes:
         path: The path of the pod spec in the document.
@@ -66,6 +66,7 @@ class PodSpec:
         no_restart_reason: Why a controller sets a restart policy that restarts no container;
             empty otherwise.
         annotations: The annotations of the pods.
+        metadata: The object with the pods' own labels and annotations.
 
     """
 
@@ -79,6 +80,7 @@ class PodSpec:
     ray: bool = False
     no_restart_reason: str = ""
     annotations: Object = field(default_factory=dict)
+    metadata: Object = field(default_factory=dict)
 
 
 def list_pod_specs(document: Object, location: str) -> list[PodSpec]:
@@ -94,7 +96,8 @@ def list_pod_specs(document: Object, location: str) -> list[PodSpec]:
             _get_or_create_object(document, ("spec",), location),
             _get_labels(metadata, location),
         )
-        return [PodSpec("spec", spec, labels, annotations=_get_annotations(metadata))]
+        annotations = _get_annotations(metadata)
+        return [PodSpec("spec", spec, labels, annotations=annotations, metadata=metadata)]
     if (path := TEMPLATE_PATHS.get((group, kind))) is not None:
         return [_make_pod_spec(document, path, location)]
     if group == LWS_API and kind == LWS_KIND:
@@ -247,6 +250,7 @@ def _iterate_predictor(document: Object, location: str) -> Iterator[PodSpec]:
         _get_labels(predictor, location),
         needs_images=False,
         annotations=_get_annotations(predictor),
+        metadata=predictor,
     )
     if predictor.get("workerSpec") is not None:
         workers = _get_or_create_object(document, (*path, "workerSpec"), location)
@@ -265,7 +269,10 @@ def _make_pod_spec(
     metadata: Object = {} if worker else _get_or_create_object(template, ("metadata",), location)
     labels = {} if worker else _get_labels(metadata, location)
     spec, at = _get_or_create_object(template, ("spec",), location), ".".join((*path, "spec"))
-    return PodSpec(at, spec, labels, worker, restarts_group, annotations=_get_annotations(metadata))
+    annotations = _get_annotations(metadata)
+    return PodSpec(
+        at, spec, labels, worker, restarts_group, annotations=annotations, metadata=metadata
+    )
 
 
 def _get_or_create_object(document: Object, path: tuple[str, ...], location: str) -> Object:

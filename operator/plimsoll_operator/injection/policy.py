@@ -49,7 +49,7 @@ from plimsoll_operator.injection.options import InjectionOptions, OptionNames, m
 from plimsoll_operator.injection.pods import WORKERS_MESSAGE
 from plimsoll_operator.injection.ray import find_worker_container
 from plimsoll_operator.injection.shape import check_types
-from plimsoll_operator.injection.sidecar import add_supervisor
+from plimsoll_operator.injection.sidecar import add_supervisor, mark_supervisor_volumes
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.paths import POD_LAYOUT
@@ -128,6 +128,7 @@ def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitt
         format_images(policy, images),
     )
     changed["metadata"]["annotations"].pop(REFUSED_ANNOTATION, None)
+    mark_supervisor_volumes(changed["metadata"], changed["spec"])
     _set_metadata(
         changed["metadata"],
         "annotations",

@@ -6,6 +6,7 @@ from typing import Any
 
 from plimsoll_operator.injection.checks import (
     CONFIG_VOLUME,
+    SUPERVISOR_VOLUME_NAMES,
     SUPERVISOR_VOLUME_PREFIX,
     SUPERVISOR_VOLUME_SOURCES,
     TOKEN_VOLUME,
@@ -21,6 +22,10 @@ from plimsoll_operator.injection.pods import (
 )
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import list_native_sidecars, list_other_containers
+from plimsoll_operator.render.eviction import (
+    EVICTABLE_VOLUMES_ANNOTATION,
+    mark_evictable_volumes,
+)
 from plimsoll_operator.render.paths import POD_LAYOUT, SupervisorLayout
 from plimsoll_operator.render.pod import (
     add_pull_secrets,
@@ -52,6 +57,18 @@ def add_supervisor(
     set_container_name_variable(pod, engine.container)
     if options.probe:
         _add_probe(pod, supervisor, engine, options.probe_image)
+
+
+def mark_supervisor_volumes(metadata: Object, pod: Object, inherited: Object | None = None) -> None:
+    """Mark the supervisor's volumes in the pod spec ``pod`` as no reason to keep its node.
+
+    ``metadata`` has the pod's annotations, which override the ``inherited`` ones.
+    """
+    known = {**(inherited or {}), **(metadata.get("annotations") or {})}
+    marked = mark_evictable_volumes(known, pod["volumes"], SUPERVISOR_VOLUME_NAMES)
+    metadata["annotations"] = (metadata.get("annotations") or {}) | {
+        EVICTABLE_VOLUMES_ANNOTATION: marked[EVICTABLE_VOLUMES_ANNOTATION]
+    }
 
 
 def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: str | None) -> None:

@@ -29,6 +29,7 @@ from plimsoll_operator.render.containers import (
 )
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.render.engine import make_api_key_volumes, make_engine_container
+from plimsoll_operator.render.eviction import mark_evictable_volumes
 from plimsoll_operator.render.groups import GROUP_RESTART_POLICY, make_member_env
 from plimsoll_operator.render.paths import POD_LAYOUT
 from plimsoll_operator.render.probe import add_probe
@@ -61,12 +62,17 @@ def make_pod_template(
     service: InferenceService, images: Images, worker: bool = False
 ) -> dict[str, Any]:
     """Build the pod template of ``service``, including its ``podTemplate``."""
-    template = make_base_template(service, images, worker)
-    if service.spec.pod_template:
-        template = merge_template(template, service.spec.pod_template)
+    base = make_base_template(service, images, worker)
+    template = merge_template(base, service.spec.pod_template or {})
     # A merge must not remove the labels that the Service, the watches and the supervisor need.
     own = names.make_labels(service.metadata.name) | {REVISION_LABEL: compute_pod_hash(service)}
-    template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | own
+    meta = template["metadata"]
+    meta["labels"] = (meta.get("labels") or {}) | own
+    meta["annotations"] = mark_evictable_volumes(
+        meta.get("annotations") or {},
+        template["spec"]["volumes"],
+        {volume["name"] for volume in base["spec"]["volumes"]},
+    )
     return template
 
 

@@ -18,6 +18,7 @@ from plimsoll_operator.injection.configuration import InjectedDocument
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import InjectionOptions
+from plimsoll_operator.render.eviction import EVICTABLE_VOLUMES_ANNOTATION as EVICTABLE
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "inject" / "kserve-llminferenceservice.yaml"
 OPTIONS = InjectionOptions("supervisor:1")
@@ -63,7 +64,8 @@ def test_the_service_changes_in_its_base_refs_alone() -> None:
         "LLMInferenceServiceConfig", {"name": "llama-supervisor", "namespace": "ml"},
     )  # fmt: skip
     assert "baseRefs" not in config["spec"], "KServe refuses them in a configuration"
-    assert set(config["spec"]) == {"labels", "template"}
+    assert set(config["spec"]) == {"labels", "annotations", "template"}
+    assert config["spec"]["annotations"] == {EVICTABLE: "plimsoll-state,plimsoll-tmp"}
     template = config["spec"]["template"]
     (engine,) = template["containers"]
     assert engine == {"name": "main", "env": [{"name": "PLIMSOLL_CONTAINER", "value": "main"}]}
