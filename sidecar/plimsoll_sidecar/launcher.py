@@ -70,6 +70,7 @@ class Launcher:
         self._back_off = FIRST_BACK_OFF_S
         self._kill_at: float | None = None
         """Time at which the child is killed; None unless the launcher must stop."""
+        self._has_unsent_stop = False
 
     def run(self) -> int:
         """Run until a SIGTERM or SIGINT arrives, and return the exit status."""
@@ -83,6 +84,9 @@ class Launcher:
             if self._kill_at is not None:
                 if self._child_pid == 0:
                     return 0
+                if self._has_unsent_stop:
+                    self._has_unsent_stop = False
+                    os.kill(self._child_pid, signal.SIGTERM)
                 if now >= self._kill_at:
                     os.kill(self._child_pid, signal.SIGKILL)
             elif self._child_pid == 0 and now >= self._next_start_at:
@@ -93,10 +97,11 @@ class Launcher:
                 os.read(self._wake, 512)
 
     def _handle_stop_signal(self, signal_number: int, frame: object) -> None:
+        # The handler may interrupt _reap_children, which has just freed the child's PID, or _start,
+        # which has not stored it yet. Only run() signals the child.
         if self._kill_at is None:
             self._kill_at = time.monotonic() + STOP_TIMEOUT_S
-        if self._child_pid:
-            os.kill(self._child_pid, signal.SIGTERM)
+        self._has_unsent_stop = True
 
     def _start(self, now: float) -> None:
         command = [sys.executable, "-m", "plimsoll_sidecar.main", *self._arguments]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.launcher import Launcher
+from plimsoll_sidecar.launcher import STOP_TIMEOUT_S, Launcher
 
 
 def test_a_supervisor_that_cannot_be_started_is_tried_again(
@@ -27,3 +29,41 @@ def test_a_supervisor_that_cannot_be_started_is_tried_again(
         "failed to start the supervisor: Resource temporarily unavailable"
         in capsys.readouterr().err
     )
+
+
+STOPPED_IN_A_GAP = """
+import os, signal, sys
+from plimsoll_sidecar import launcher
+
+real_spawn, real_wait, gap = os.posix_spawn, os.waitpid, sys.argv.pop(1)
+
+def stop_now():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def spawn(path, command, *rest, **options):
+    seconds = "0" if gap == "reaped" else "60"
+    pid = real_spawn("/bin/sleep", ["sleep", seconds], *rest, **options)
+    if gap == "started":
+        stop_now()
+    return pid
+
+def wait(*arguments):
+    ended = real_wait(*arguments)
+    if gap == "reaped" and ended[0]:
+        stop_now()
+    return ended
+
+os.posix_spawn, os.waitpid = spawn, wait
+sys.exit(launcher.Launcher(sys.argv[1:]).run())
+"""
+
+
+@pytest.mark.parametrize("gap", ["reaped", "started"])
+def test_a_stop_while_the_supervisor_ends_or_starts_is_orderly(tmp_path: Path, gap: str) -> None:
+    """The PID of a supervisor that has been reaped may belong to another process."""
+    arguments = [gap, f"--state-dir={tmp_path}", "--host=127.0.0.1", "--probe-port=0"]
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED_IN_A_GAP, *arguments],
+        capture_output=True, text=True, timeout=STOP_TIMEOUT_S - 1, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
