@@ -198,7 +198,7 @@ class Supervisor:
             self._inbox.read(), pod_assessment=seen.assessment,
         )  # fmt: skip
         for event in turn.events:
-            self._journal.unwritten[event.incident.name] = event.incident
+            self._journal.add_changed(event.incident)
             log_event(event)
         self._set_slot_request()
         self._learn_budgets(seen)

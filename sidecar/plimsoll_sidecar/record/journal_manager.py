@@ -16,7 +16,7 @@ from plimsoll_sidecar.clock import ClockReading
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
-from plimsoll_sidecar.record.journal import Journal, JournalError
+from plimsoll_sidecar.record.journal import MAX_UNPUBLISHED_INCIDENTS, Journal, JournalError
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.storage import LastKnownEngine
@@ -35,7 +35,8 @@ class JournalManager:
     ``is_published_elsewhere`` returns whether another pod publishes an incident.
 
     Attributes:
-        unwritten: The changed incidents that have not been written, by name.
+        unwritten: The changed incidents that have not been written, by name: all open ones, and the
+            last ended ones, as many as the journal would keep.
         hold: The reason why the journal cannot be written; None if it can.
         engine: The last known state of the engine, which the next write includes.
         learned: The learned budgets, which a write includes if :attr:`is_learned_due`.
@@ -112,6 +113,16 @@ class JournalManager:
         self._journal = journal
         self._set_hold(None)
         return state
+
+    def add_changed(self, incident: Incident) -> None:
+        """Include a changed incident in the next write."""
+        self.unwritten[incident.name] = incident
+        if len(self.unwritten) <= MAX_UNPUBLISHED_INCIDENTS:
+            return
+        # The journal has not been writable for days. The order is that of the first changes.
+        oldest_ended = next((one.name for one in self.unwritten.values() if one.ended), None)
+        if oldest_ended is not None:
+            del self.unwritten[oldest_ended]
 
     def add_unwritten(self, state: GovernorState, incidents: Iterable[Incident]) -> None:
         """Add incidents from before the journal was read, except kinds that ``state`` has."""

@@ -10,11 +10,12 @@ from typing import cast
 
 import pytest
 
-from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.clock import ClockReading
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record import journal_manager
+from plimsoll_sidecar.record.journal import MAX_UNPUBLISHED_INCIDENTS
 from plimsoll_sidecar.record.journal_manager import JournalManager
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
@@ -60,4 +61,28 @@ def test_what_the_journal_cannot_note_is_published_once(
     journal.unwritten[incident.name] = incident
     assert journal.write(GovernorState(), ClockReading(2.0, 2.0, "boot"))
     assert api.published == [("p-1", 1), ("p-1", 2)]
+    journal.close()
+
+
+def test_a_full_volume_bounds_the_ended_incidents_and_loses_no_open_one(tmp_path: Path) -> None:
+    journal = JournalManager(tmp_path, None, Metrics(), lambda incident: False)
+    journal.open()
+    assert journal._journal is not None
+    journal._journal._db.execute("PRAGMA query_only = ON")
+    clock, total = ClockReading(1.0, 1.0, "boot"), 3 * MAX_UNPUBLISHED_INCIDENTS
+    for number in range(total):
+        incident = Incident(
+            name=f"p-{number}", kind=IncidentKind.STALL, epoch="a:1", opened_at=float(number)
+        )
+        journal.add_changed(incident)
+        if number:  # the first one stays open
+            incident.phase = IncidentPhase.RESOLVED
+            journal.add_changed(incident)
+    assert not journal.write(GovernorState(), clock)
+    assert len(journal.unwritten) == MAX_UNPUBLISHED_INCIDENTS
+    newest = [f"p-{number}" for number in range(total - MAX_UNPUBLISHED_INCIDENTS + 1, total)]
+    assert list(journal.unwritten) == ["p-0", *newest]
+    journal._journal._db.execute("PRAGMA query_only = OFF")
+    assert journal.write(GovernorState(), clock)
+    assert journal.unwritten == {}
     journal.close()
