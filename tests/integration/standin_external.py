@@ -63,7 +63,7 @@ class Engine:
         self.registries, self.pages = arguments.registries, 0
         self.version, self.transfers = arguments.version, arguments.transfers
         self.cache = b"\1" * (arguments.cache_mib << 20)
-        self.no_page = arguments.no_page
+        self.no_page, self.no_queue = arguments.no_page, arguments.no_queue
         self.sick, self.requests_s = Path(arguments.sick), arguments.requests_s
         self.began, self.paused_at = time.monotonic(), 0.0
         self.completed = 0
@@ -93,10 +93,11 @@ class Engine:
         steps += self.pages % self.registries * 100_000  # each counts for itself
         if self.kind.startswith("vllm"):
             label = '{engine="0",model_name="m"}'
+            queue = "" if self.no_queue else f"vllm:num_requests_waiting{label} 0.0\n"
             return (
                 f"# TYPE vllm:num_requests_running gauge\n"
                 f"vllm:num_requests_running{label} {self.running}.0\n"
-                f"vllm:num_requests_waiting{label} 0.0\n"
+                f"{queue}"
                 f"vllm:kv_cache_usage_perc{label} {self.running / 4}\n"
                 f"vllm:generation_tokens_total{label} {steps}.0\n"
                 f"vllm:generation_tokens_created{label} 1.7e+09\n"
@@ -172,6 +173,7 @@ def main() -> None:
     parse.add_argument("--no-page", type=Path, default=Path("/nonexistent"))
     parse.add_argument("--leak-mib-s", type=float, default=0.0)
     parse.add_argument("--running", type=int, default=0)
+    parse.add_argument("--no-queue", action="store_true")
     parse.add_argument("--requests-s", type=float, default=0.0)
     parse.add_argument("--helpers", type=int, default=0)
     parse.add_argument("--registries", type=int, default=1, help="pages of so many in turn")

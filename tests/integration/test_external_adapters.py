@@ -321,6 +321,17 @@ def test_a_drain_waits_for_work_no_longer_than_its_deadline(rig: Rig) -> None:
     assert 1.4 < time.monotonic() - begin < 4.0
 
 
+def test_a_connection_is_work_where_the_page_lacks_the_waiting_requests(rig: Rig) -> None:
+    rig.start("vllm", "--no-queue")
+    adapter = rig.adapter(EngineType.VLLM)
+    status = adapter.status()
+    assert (status.load.running, status.load.waiting) == (0, None)
+    with socket.create_connection(("127.0.0.1", rig.port)):
+        result = adapter.drain(command(status.epoch, Verb.DRAIN, 1.0))
+        assert "1 requests are still running" in result.message
+    assert adapter.drain(command(status.epoch, Verb.DRAIN, 5.0)).message == "idle"
+
+
 @pytest.mark.parametrize("kind", ["vllm-pause", "sglang"])
 def test_a_drain_that_was_ended_while_it_waited_pauses_nothing(rig: Rig, kind: str) -> None:
     rig.start(kind, "--running=3")

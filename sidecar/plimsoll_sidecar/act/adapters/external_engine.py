@@ -395,9 +395,11 @@ class ExternalEngine(OwnedEngine):
         if not self._profile.metrics:
             return len(find_socket_inodes(self._port, TCP_ESTABLISHED))
         load = self._scrape_load()
-        if load is None:
-            return len(find_socket_inodes(self._port, TCP_ESTABLISHED))
-        return load.inflight or 0
+        inflight = load.inflight if load is not None else None
+        if load is not None and inflight is not None and load.waiting is not None:
+            return inflight
+        # A page that lacks the waiting requests shows a lower bound. Each request has a connection.
+        return max(inflight or 0, len(find_socket_inodes(self._port, TCP_ESTABLISHED)))
 
     def _scrape_load(self) -> Load | None:
         with self._lock:
