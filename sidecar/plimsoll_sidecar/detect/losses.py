@@ -47,7 +47,7 @@ class CapacityWatch:
         load, usage = sample.load, sample.load.kv_usage_least_ratio
         if usage is None:  # the smallest share of several caches: each of them lost at least this
             usage = load.kv_usage_ratio
-        is_idle = load.running == 0 and not load.waiting and not load.inflight
+        is_idle = load.running == 0 and load.waiting == 0 and not load.inflight
         if usage is None or not 0.0 <= usage <= 1.0 or not is_idle:
             self._held_since = None
             return self._standing

@@ -145,9 +145,13 @@ def test_a_successor_that_overlaps_with_the_old_worker_is_none() -> None:
 
 
 def loaded(
-    t: float, usage: float | None, running: int | None = 0, inflight: int | None = 0
+    t: float,
+    usage: float | None,
+    running: int | None = 0,
+    inflight: int | None = 0,
+    waiting: int | None = 0,
 ) -> Sample:
-    load = SampleLoad(running=running, waiting=0, inflight=inflight, kv_usage_ratio=usage)
+    load = SampleLoad(running=running, waiting=waiting, inflight=inflight, kv_usage_ratio=usage)
     return Sample(t=t, epoch=1, load=load)
 
 
@@ -172,6 +176,7 @@ def test_a_pool_that_came_back_is_whole() -> None:
         [loaded(t, 0.9, running=1) for t in range(60)],
         [loaded(t, 0.9, inflight=2) for t in range(60)],  # requests that the worker has not seen
         [loaded(t, 0.9, running=None) for t in range(60)],
+        [loaded(t, 0.9, waiting=None) for t in range(60)],
         [loaded(t, None) for t in range(60)],
         [loaded(t, float("nan")) for t in range(60)],
         [loaded(t, 0.9 if t % 12 < 8 else 0.0) for t in range(60)],  # an offload still writes
