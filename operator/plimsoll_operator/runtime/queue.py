@@ -65,11 +65,19 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Queue ``key`` after ``delay_s`` seconds, unless it is added earlier."""
-        timer = self._timers.pop(key, None)
+        """Queue ``key`` after ``delay_s`` seconds, unless it is added or scheduled earlier.
+
+        The recheck that a reconcile asks for is thus not lost if the reconcile then fails. The
+        backoff stays effective: such a key runs as often as its rechecks, at most, as if it had not
+        failed, and its failures are counted on.
+        """
+        loop = asyncio.get_running_loop()
+        timer, at = self._timers.get(key), loop.time() + delay_s
         if timer:
+            if timer.when() <= at:
+                return
             timer.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._add_scheduled, key)
+        self._timers[key] = loop.call_at(at, self._add_scheduled, key)
 
     def _add_scheduled(self, key: K) -> None:
         self._timers.pop(key, None)

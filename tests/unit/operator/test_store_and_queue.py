@@ -201,6 +201,55 @@ def test_a_failure_comes_again_and_holds_up_nobody() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("recheck_s", "expected_s"), [(15.0, (15, 15)), (3600.0, (60, 120))])
+def test_a_failed_reconcile_comes_again_by_its_recheck_or_its_backoff(
+    recheck_s: float, expected_s: tuple[float, float]
+) -> None:
+    """The earlier of both counts, and a recheck that fails too does not reset the backoff."""
+
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue(workers=1)
+        queue._failures["a"] = 20
+
+        async def handle(key: str) -> None:
+            queue.add_later(key, recheck_s)
+            raise RuntimeError("refused")
+
+        for failures in (21, 22):
+            queue.add("a")
+            await _drive(queue, handle, lambda: queue.failed == failures - 20)  # noqa: B023
+            delay_s = queue._timers["a"].when() - asyncio.get_running_loop().time()
+            assert expected_s[0] - 5.0 <= delay_s <= expected_s[1]
+            assert queue._failures["a"] == failures
+
+    asyncio.run(scenario())
+
+
+def test_the_earlier_of_two_times_counts_in_either_order() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue(workers=1)
+        loop = asyncio.get_running_loop()
+        for delays_s in ((30.0, 90.0), (90.0, 30.0)):
+            key = str(delays_s)
+            for delay_s in delays_s:
+                queue.add_later(key, delay_s)
+            assert queue._timers[key].when() - loop.time() == pytest.approx(30.0, abs=1.0)
+        queue.add_later("soon", 3600.0)
+        queue.add_later("soon", 0.01)
+        seen: list[str] = []
+
+        async def handle(key: str) -> None:
+            seen.append(key)
+
+        # ``run`` starts with the scheduled keys, so the timers fire before it.
+        await asyncio.sleep(0.05)
+        assert len(queue) == 1
+        await _drive(queue, handle, lambda: queue.handled == 3)
+        assert seen.count("soon") == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_thousand_reconciles_that_wait_for_nothing_let_others_have_their_turn() -> None:
     async def scenario() -> None:
         queue: WorkQueue[int] = WorkQueue(workers=4)
