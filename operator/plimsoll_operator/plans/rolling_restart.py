@@ -20,8 +20,8 @@ RESTARTED_FOR_ANNOTATION = "plimsoll.dev/restarted-for"
 """Annotation of a workload: UID and generation of the policy that last requested a restart."""
 
 RESTART_REQUESTED_MESSAGE = (
-    "the operator requested a rolling restart; if pods still have no supervisor afterwards, restart"
-    " the workload yourself"
+    "the operator requested a rolling restart; if pods still have no supervisor afterwards, for"
+    " example because a partition holds them back, recreate them yourself"
 )
 WEBHOOK_OFF_MESSAGE = (
     "the operator runs without its webhook, so a restart would not add a supervisor"
@@ -97,7 +97,13 @@ def find_restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
         return "the workload's rollout is paused: resume it"
     if strategy == "OnDelete":
         return "the workload's updateStrategy is OnDelete: delete the pods yourself"
-    if _is_rolling_out(live["kind"], meta, status):
+    partition, replicas = _get_partition(spec), spec.get("replicas", 1)
+    if partition >= replicas > 0:
+        return (
+            f"the workload's updateStrategy has the partition {partition}, which holds back all of"
+            f" its {replicas} replicas: set a smaller partition"
+        )
+    if _is_rolling_out(live["kind"], meta, spec, status):
         return "waiting until the current rollout is complete"
     return ""
 
@@ -124,14 +130,25 @@ def make_restart_patch(
     }
 
 
-def _is_rolling_out(kind: str, meta: Object, status: Object) -> bool:
+def _get_partition(spec: Object) -> int:
+    """Return how many pods of a StatefulSet keep their revision in a rollout."""
+    rolling = (spec.get("updateStrategy") or {}).get("rollingUpdate") or {}
+    return int(rolling.get("partition") or 0)
+
+
+def _is_rolling_out(kind: str, meta: Object, spec: Object, status: Object) -> bool:
     if status.get("observedGeneration", 0) < meta.get("generation", 0):
         return True
     if kind == DAEMON_SET.kind:
         scheduled = status.get("desiredNumberScheduled", 0)
         return bool(status.get("updatedNumberScheduled", 0) < scheduled)
     if kind == STATEFUL_SET.kind:
-        return bool(status.get("updateRevision") != status.get("currentRevision"))
+        if status.get("updateRevision") == status.get("currentRevision"):
+            return False
+        # A partition keeps the revisions apart for good, so the rollout ends with the other pods.
+        partition, replicas = _get_partition(spec), spec.get("replicas", 1)
+        ready, updated = status.get("readyReplicas", 0), status.get("updatedReplicas", 0)
+        return not partition or bool(ready < replicas or updated < replicas - partition)
     return bool(status.get("updatedReplicas", 0) < status.get("replicas", 0))
 
 

@@ -62,6 +62,20 @@ def live(kind: str = "Deployment", **spec: Any) -> Object:
     }
 
 
+def partitioned(updated: int, ready: int = 3, partition: int = 2) -> Object:
+    """Return a StatefulSet of three pods whose partition keeps two of them at the old revision."""
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"partition": partition}}
+    status = {
+        "observedGeneration": 1,
+        "replicas": 3,
+        "readyReplicas": ready,
+        "updatedReplicas": updated,
+        "updateRevision": "b",
+        "currentRevision": "a",
+    }
+    return live("StatefulSet", replicas=3, updateStrategy=strategy) | {"status": status}
+
+
 class Server:
     """Workloads by name, as an API server keeps them; ``asked`` has what was applied."""
 
@@ -202,6 +216,12 @@ def test_a_workload_without_a_rolling_restart_waits_for_somebody(
             | {"status": {"observedGeneration": 1, "updateRevision": "b", "currentRevision": "a"}},
             "current rollout is complete",
         ),
+        (partitioned(updated=0), "current rollout is complete"),
+        (partitioned(updated=1, ready=2), "current rollout is complete"),
+        (
+            partitioned(updated=0, partition=3),
+            "partition 3, which holds back all of its 3 replicas",
+        ),
         (
             live("DaemonSet")
             | {
@@ -226,6 +246,14 @@ def test_a_restart_waits_where_it_would_not_help(found: Object, said: str) -> No
     server.workloads["vllm"] = live(found["kind"])
     server.now += DEFAULT_INTERVALS.rollout_again
     assert server.turn(owned(ref))[1] == [ref]
+
+
+def test_a_rollout_is_complete_without_the_pods_that_a_partition_holds_back() -> None:
+    """``currentRevision`` stays the old one then, for as long as there is a partition."""
+    ref = WorkloadRef("StatefulSet", "vllm")
+    for updated in (1, 2):
+        server = Server(partitioned(updated))
+        assert server.settle(owned(ref)) == ({ref: rollout.RESTART_REQUESTED_MESSAGE}, [ref])
 
 
 def test_nothing_is_asked_for_a_suspect_revision_or_without_the_webhook() -> None:
