@@ -27,6 +27,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* The labels with more of them, of which none replaces the chart's own:
+include "plimsoll.labelsWith" (list . .Values.podLabels). */}}
+{{- define "plimsoll.labelsWith" -}}
+{{- $own := include "plimsoll.labels" (index . 0) | fromYaml -}}
+{{- toYaml (merge $own (default dict (index . 1))) -}}
+{{- end -}}
+
 {{/* The image of a part: include "plimsoll.image" (list . "operator"). */}}
 {{- define "plimsoll.image" -}}
 {{- $root := index . 0 -}}

@@ -192,8 +192,41 @@ def test_named_namespaces_get_roles_and_nothing_wider(helm: str) -> None:
     assert not kinds(items) & {"ClusterRole", "ClusterRoleBinding"}
     roles = [i["metadata"]["namespace"] for i in items if i["kind"] == "Role"]
     assert sorted(roles) == ["a", "b", "sys"]
+    (role,) = [i for i in items if i["kind"] == "Role" and i["metadata"]["namespace"] == "a"]
+    wide = of(rendered(helm), "ClusterRole")["rules"]
+    left_out = [rule for rule in wide if rule not in role["rules"]]
+    assert [rule["resources"] for rule in left_out] == [["resourceslices"]], "not in a namespace"
+    assert len(role["rules"]) == len(wide) - 1
     container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert {"--namespace=a", "--namespace=b"} <= set(container["args"])
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """Loader that refuses a key that a mapping has twice, as Helm does when it installs."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"{node.start_mark}: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def test_labels_that_repeat_the_charts_own_do_not_replace_them(helm: str) -> None:
+    labels = {"app.kubernetes.io/name": "other", "helm.sh/chart": "other", "team": "a"}
+    given = {"enabled": True, "labels": labels}
+    names = ("rules", "dashboards", "serviceMonitor")
+    done = run(helm, MONITORING, values=dict.fromkeys(names, given) | {"podLabels": labels})
+    assert done.returncode == 0, done.stderr
+    items = [item for item in yaml.load_all(done.stdout, UniqueKeys) if item]
+    deployment = of(items, "Deployment")
+    pod = deployment["spec"]["template"]["metadata"]["labels"]
+    assert pod.items() >= deployment["spec"]["selector"]["matchLabels"].items()
+    assert pod == deployment["metadata"]["labels"] | {"team": "a"}
+    for kind in ("PrometheusRule", "ServiceMonitor"):
+        assert of(items, kind)["metadata"]["labels"] == pod
+    boards = [i for i in items if i["kind"] == "ConfigMap" and "team" in i["metadata"]["labels"]]
+    assert boards
+    for board in boards:
+        assert board["metadata"]["labels"].items() >= pod.items()
 
 
 def test_the_command_line_is_one_that_the_operator_takes(helm: str) -> None:
