@@ -5,6 +5,7 @@ method runs the loop on the thread's stack, so the engine's code stays unchanged
 lacks an attribute, the value is unknown.
 """
 
+import os
 import sys
 import threading
 import weakref
@@ -20,6 +21,7 @@ ROLE_BY_LOOP_FUNCTION = {
 """The role of a process, by the name of the function that runs its loop."""
 LOOP_OWNER_CLASSES = ("EngineCoreProc", "WorkerProc", "Scheduler", "DetokenizerManager")
 """Classes or base classes of the objects that run such a loop."""
+SHARED_MEMORY_FOLDER = "/dev/shm"
 MAX_FRAMES = 200
 MAX_TENSORS = 100_000
 
@@ -63,7 +65,12 @@ class EngineReader:
 
     def _read_ledger(self, loop_owner: Any) -> List[Dict[str, Any]]:
         entries: List[Dict[str, Any]] = []
-        for read in (_read_multimodal_cache, _read_grammar_cache, _read_encoder_cache):
+        for read in (
+            _read_multimodal_cache,
+            _read_multimodal_ring,
+            _read_grammar_cache,
+            _read_encoder_cache,
+        ):
             try:
                 entry = read(loop_owner)
             except Exception:  # noqa: BLE001 - another version's attributes
@@ -151,6 +158,25 @@ def _read_multimodal_cache(core: Any) -> Optional[Dict[str, Any]]:
     if cache is None:
         return None
     return _make_ledger_entry("multimodal_cache", "host", cache.currsize, cache.maxsize)
+
+
+# The cache with ``--mm-processor-cache-type shm``. The API server and all workers of a host map the
+# same file, so only the first worker declares it.
+def _read_multimodal_ring(loop_owner: Any) -> Optional[Dict[str, Any]]:
+    for path in ("worker", "model_executor.driver_worker"):
+        wrapper = _get_nested_attribute(loop_owner, path)
+        if getattr(wrapper, "rpc_rank", None) != 0:
+            continue
+        ring = _get_nested_attribute(wrapper, "mm_receiver_cache._shm_cache.ring_buffer")
+        name = _get_nested_attribute(ring, "shared_memory.name")
+        if name is not None:
+            file = os.stat(os.path.join(SHARED_MEMORY_FOLDER, name))
+            # The file has only the pages that were ever written, resident or swapped.
+            blocks = -(-file.st_size // file.st_blksize)
+            return _make_ledger_entry(
+                "multimodal_cache", "host", file.st_blocks * 512, blocks * file.st_blksize
+            )
+    return None
 
 
 def _read_grammar_cache(core: Any) -> Optional[Dict[str, Any]]:

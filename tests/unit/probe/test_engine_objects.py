@@ -5,8 +5,11 @@ Tests ``plimsoll_probe/engines.py``.
 
 from __future__ import annotations
 
+import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.shared_memory import SharedMemory
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +28,8 @@ class EngineCoreProc:
             cached_block_hash_to_block=SimpleNamespace(_cache=dict.fromkeys(range(40))),
         )
         self.scheduler = SimpleNamespace(kv_cache_manager=SimpleNamespace(block_pool=pool))
-        self.mm_receiver_cache = SimpleNamespace(
+        self.model_executor = SimpleNamespace()
+        self.mm_receiver_cache: SimpleNamespace | None = SimpleNamespace(
             _cache=SimpleNamespace(currsize=1000.0, maxsize=4000.0)
         )
         self.structured_output_manager = SimpleNamespace(
@@ -43,6 +47,14 @@ class EngineCoreProc:
 
 class DPEngineCoreProc(EngineCoreProc):
     pass
+
+
+class WorkerProc:
+    def __init__(self, worker: SimpleNamespace) -> None:
+        self.worker = worker
+
+    def worker_busy_loop(self, inside: Callable[[], None]) -> None:
+        inside()
 
 
 class Scheduler:
@@ -88,6 +100,60 @@ def test_vllms_core(kind: type[EngineCoreProc]) -> None:
         {"owner": "multimodal_cache", "kind": "host", "bytes": 1000, "bound": 4000},
         {"owner": "grammar_cache", "kind": "host", "bytes": 20, "bound": 500},
     ]
+
+
+@contextmanager
+def ring(pages: int) -> Iterator[SharedMemory]:
+    """Shared memory of ``pages`` pages and what vLLM 0.32 adds for a secret, all unwritten."""
+    memory = SharedMemory(create=True, size=pages * mmap.PAGESIZE + 32)
+    try:
+        yield memory
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def reader_of(memory: SharedMemory, rank: int) -> SimpleNamespace:
+    storage = SimpleNamespace(ring_buffer=SimpleNamespace(shared_memory=memory))
+    return SimpleNamespace(rpc_rank=rank, mm_receiver_cache=SimpleNamespace(_shm_cache=storage))
+
+
+def write(memory: SharedMemory, pages: int) -> None:
+    assert memory.buf is not None
+    for page in range(pages):
+        memory.buf[page * mmap.PAGESIZE] = 1
+
+
+def ring_entry(pages: int, bound: int) -> dict[str, Any]:
+    size, limit = pages * mmap.PAGESIZE, bound * mmap.PAGESIZE
+    return {"owner": "multimodal_cache", "kind": "host", "bytes": size, "bound": limit}
+
+
+def test_the_first_worker_declares_what_was_written_of_vllms_ring() -> None:
+    with ring(8) as memory:
+        first, second = (WorkerProc(reader_of(memory, rank)) for rank in (0, 1))
+        assert within(first.worker_busy_loop)["ledger"] == [ring_entry(0, 9)]
+        write(memory, 3)
+        assert within(first.worker_busy_loop)["ledger"] == [ring_entry(3, 9)]
+        assert within(second.worker_busy_loop)["ledger"] == []
+        write(memory, 9)
+        assert within(first.worker_busy_loop)["ledger"] == [ring_entry(9, 9)]
+
+
+def test_a_core_that_runs_the_model_declares_vllms_ring() -> None:
+    core = EngineCoreProc()
+    core.mm_receiver_cache = None
+    del core.structured_output_manager
+    with ring(8) as memory:
+        core.model_executor = SimpleNamespace(driver_worker=reader_of(memory, 0))
+        write(memory, 2)
+        assert within(core.run_busy_loop)["ledger"] == [ring_entry(2, 9)]
+
+
+def test_a_ring_whose_file_is_gone_is_unknown() -> None:
+    with ring(1) as memory:
+        worker = WorkerProc(reader_of(memory, 0))
+    assert within(worker.worker_busy_loop)["ledger"] == []
 
 
 def test_sglangs_scheduler() -> None:
