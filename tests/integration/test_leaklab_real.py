@@ -46,7 +46,7 @@ def test_a_real_leak_is_named_and_real_garbage_is_not(tmp_path: Path) -> None:
         (IncidentKind.HOST_GROWTH, Reason.OBSERVED)
     ]
     assert leaked[0].attribution.segment == "shared"
-    assert leaked[0].attribution.process == "frontend"
+    assert leaked[0].attribution.process == "main process"
     assert 4 << 20 < (leaked[0].attribution.bytes_per_s or 0) < 16 << 20
     assert healthy == []
 
