@@ -160,7 +160,7 @@ NOT_HERE = {
 def _plain(name: str, growth_mib: int = 64, **changes: object) -> RealCase:
     # An engine that tells no load is given ten times its warm-up to do so.
     policy = Policy(growth_mib=growth_mib, warmup="1s")
-    values: dict[str, object] = {"segment": OTHER, "process": "frontend", "cure": ENGINE}
+    values: dict[str, object] = {"segment": OTHER, "process": "main process", "cure": ENGINE}
     values["policy"] = policy
     return RealCase(f"plain_{name}", name, **{**values, **changes})  # type: ignore[arg-type]
 
