@@ -290,6 +290,11 @@ class Engine(ResourceModel):
         "starts. Defaults to 10m.",
     )
 
+    @property
+    def url_scheme(self) -> Literal["http", "https"]:
+        """Scheme of the URLs that the engine serves: HTTPS if its arguments name a certificate."""
+        return engines.find_url_scheme(self.type, self.args)
+
     # The API server has stored the value of an earlier release as the default.
     @field_validator("admin_contract", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ in bytes and times in seconds.
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
@@ -120,6 +121,16 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
     def pid(self) -> int | None:
         """PID of the specified main process; None if there is none."""
         return None if self.process is msgspec.UNSET else self.process.pid
+
+    @property
+    def admin_port(self) -> int:
+        """Port of :attr:`admin_url`."""
+        return urlsplit(self.admin_url).port or 80
+
+    @property
+    def serving_port(self) -> int:
+        """Port of :attr:`serving_url`."""
+        return urlsplit(self.serving_url).port or 80
 
 
 class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -180,16 +180,15 @@ def grow(arguments: list[str], samples: int, port: int) -> tuple[dict[str, Any],
         assert growing.stdin is not None
         assert growing.stdout is not None
         for line in growing.stdout:
-            if line.strip().isdecimal():
+            if line.strip() == SERVE:
+                complete(port)
+                time.sleep(TOLD_S)
+                growing.stdin.write("\n")
+                growing.stdin.flush()
+            elif line.strip().isdecimal():
                 readings.append(int(line))
-                continue
-            if line.strip() != SERVE:
+            else:
                 told = json.loads(line)
-                continue
-            complete(port)
-            time.sleep(TOLD_S)
-            growing.stdin.write("\n")
-            growing.stdin.flush()
     if growing.returncode:
         raise subprocess.CalledProcessError(growing.returncode, command)
     tenth = len(readings) // 10

@@ -18,6 +18,7 @@ from plimsoll_sidecar.record.diagnostics import DiagnosticsWriter
 from plimsoll_sidecar.signals import cgroup, process_table, resident_memory, sampler
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.resident_memory import EngineProcessTable
+from tests.quiet_engine import QuietEngine
 
 MIB = 1 << 20
 HELD_MIB = 32
@@ -257,7 +258,7 @@ def test_a_pid_given_anew_has_its_group_read_anew(
     assert asked == [engine.pid, engine.pid]
 
 
-class Named:
+class Named(QuietEngine):
     """An engine that names one process."""
 
     def __init__(self, pid: int) -> None:
@@ -275,13 +276,5 @@ class Named:
             processes=named,
         )
 
-    has_status_port = False
-
     def is_serving(self) -> bool:
         return True
-
-    def list_processes(self) -> list[ProcessMemory]:
-        return []
-
-    def has_ended(self) -> bool:
-        return False

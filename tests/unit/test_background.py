@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from plimsoll_api.admin import EngineState, Load, ProcessMemory, Status
+from plimsoll_api.admin import EngineState, Load, Status
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar import background
@@ -25,6 +25,7 @@ from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.other_pods import GroupLeader, GroupPages
 from plimsoll_sidecar.signals.sampler import Sampler
+from tests.quiet_engine import QuietEngine
 from tests.unit.clients.api_server import ApiServer
 
 
@@ -205,22 +206,13 @@ def test_a_main_thread_that_hangs_is_seen_and_the_log_says_where(
     assert text % 1.0 in metrics.render()
 
 
-class _Away:
+class _Away(QuietEngine):
     """An engine that reports its status, but does not serve, nor takes a lease."""
 
     has_status_port = True
 
     def status(self) -> Status:
         return Status(EngineState.SERVING, "a:1", "1", "m", 1.0, Load())
-
-    def is_serving(self) -> bool:
-        return False
-
-    def list_processes(self) -> list[ProcessMemory]:
-        return []
-
-    def has_ended(self) -> bool:
-        return False
 
     def lease_standby(self, epoch: str, lease_s: float) -> None:
         return None

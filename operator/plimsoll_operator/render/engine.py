@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervisor_config import CONTAINER_ENV
@@ -154,7 +153,7 @@ def _make_port_and_probes(service: InferenceService) -> dict[str, Any]:
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
     budget_s = parse_duration(engine.startup_timeout) + STARTUP_MARGIN_S
-    scheme = engines.find_url_scheme(engine.type, engine.args).upper()
+    scheme = engine.url_scheme.upper()
     return {
         "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
         "startupProbe": make_http_probe(ready, engine.port, scheme)

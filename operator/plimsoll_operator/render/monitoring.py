@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll_api import engines
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.units import format_duration, parse_duration
@@ -153,8 +152,7 @@ def make_pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
 
 # Like the kubelet, Prometheus connects to a pod's address, which no certificate contains.
 def _make_scheme(service: InferenceService) -> dict[str, Any]:
-    engine = service.spec.engine
-    if engines.find_url_scheme(engine.type, engine.args) == "http":
+    if service.spec.engine.url_scheme == "http":
         return {}
     return {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
 

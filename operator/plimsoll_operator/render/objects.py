@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from plimsoll_api import engines
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import (
     API_GROUP,
@@ -56,8 +55,8 @@ def make_headless_service(service: InferenceService) -> list[dict[str, Any]]:
 
 def make_service_url(service: InferenceService) -> str:
     """Return the URL of the OpenAI API inside the cluster."""
-    engine, host = service.spec.engine, f"{service.metadata.name}.{service.metadata.namespace}.svc"
-    is_tls = engines.find_url_scheme(engine.type, engine.args) == "https"
+    host = f"{service.metadata.name}.{service.metadata.namespace}.svc"
+    is_tls = service.spec.engine.url_scheme == "https"
     return f"https://{host}:{SERVICE_PORT}" if is_tls else f"http://{host}"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -38,7 +37,7 @@ def make_supervisor_config(
         engine=EngineEndpoint(
             type=_get_adapter_type(spec.engine),
             admin_url=_make_admin_url(spec.engine, at),
-            serving_url=f"{_find_url_scheme(spec.engine)}://127.0.0.1:{at.port}",
+            serving_url=f"{spec.engine.url_scheme}://127.0.0.1:{at.port}",
             model=service.served_name,
             container="" if layout else container,
         ),
@@ -144,11 +143,7 @@ def _make_admin_url(engine: Engine, layout: ReplicaLayout) -> str:
     is_plimsoll = _get_adapter_type(engine) is EngineType.PLIMSOLL
     if is_plimsoll:
         return f"http://127.0.0.1:{layout.admin_port}"
-    return f"{_find_url_scheme(engine)}://127.0.0.1:{layout.port}"
-
-
-def _find_url_scheme(engine: Engine) -> str:
-    return engines.find_url_scheme(engine.type, engine.args)
+    return f"{engine.url_scheme}://127.0.0.1:{layout.port}"
 
 
 # Missing limits come from the engine's resources.

@@ -181,14 +181,15 @@ def create_partners(
     if config.service.kind != POLICY_KIND or role not in PARTNER_ROLES or config.service.is_worker:
         return None
     assert role is not None
-    own_role, own = role, urlsplit(config.engine.serving_url)
+    own_role, engine = role, config.engine
+    scheme = urlsplit(engine.serving_url).scheme
 
     def find_partners() -> dict[str, str]:
         # All engines of the workload listen on the same port.
         addresses = slices.find_ready_addresses(leases.list_partners(own_role))
         return {
-            pod: f"{own.scheme}://{f'[{host}]' if ':' in host else host}:{own.port or 80}"
+            pod: f"{scheme}://{f'[{host}]' if ':' in host else host}:{engine.serving_port}"
             for pod, host in addresses.items()
         }
 
-    return Partners(config.engine, own_role, find_partners)
+    return Partners(engine, own_role, find_partners)

@@ -35,6 +35,7 @@ from plimsoll_sidecar.detect.segments import (
 )
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
 from plimsoll_sidecar.signals.sampler import MAX_PROBE_SILENCE_S, Sampler, SignalLog, make_load
+from tests.quiet_engine import QuietEngine
 
 
 def status(epoch: str = "aa:1", **changes: object) -> Status:
@@ -50,10 +51,8 @@ def status(epoch: str = "aa:1", **changes: object) -> Status:
     return Status(**{**values, **changes})  # type: ignore[arg-type]
 
 
-class Engine:
+class Engine(QuietEngine):
     """Answers in turn; None is an engine that does not answer."""
-
-    has_status_port = False
 
     def __init__(self, *answers: Status | None) -> None:
         self.answers = list(answers)
@@ -63,15 +62,6 @@ class Engine:
         if answer is None:
             raise EngineError("no answer")
         return answer
-
-    def is_serving(self) -> bool:
-        return False
-
-    def list_processes(self) -> list[ProcessMemory]:
-        return []
-
-    def has_ended(self) -> bool:
-        return False
 
 
 def test_epochs_become_numbers_that_grow_and_silence_keeps_the_last() -> None:

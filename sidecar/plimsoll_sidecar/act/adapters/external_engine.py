@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -81,7 +80,7 @@ class ExternalEngine(OwnedEngine):
         self._group_serves = is_group_serving
         self._probes = probes or Probes.from_environment()
         self._endpoint, self._profile = endpoint, ENGINE_PROFILES[endpoint.type]
-        self._port = urlsplit(endpoint.serving_url).port or 80
+        self._port = endpoint.serving_port
         self._server = HttpClient(endpoint.serving_url)
         self._load = ExternalLoad(
             self._server,

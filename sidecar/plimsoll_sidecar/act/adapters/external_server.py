@@ -10,7 +10,6 @@ import logging
 import math
 import re
 import time
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -85,7 +84,7 @@ class ServerInfo:
         configured_type = self._endpoint.type
         if configured_type is EngineType.CUSTOM:
             return
-        port = urlsplit(self._endpoint.serving_url).port or 80
+        port = self._endpoint.serving_port
         engine_type = identify_engine_type(self._server)
         trouble = ""
         if engine_type is not None and engine_type is not configured_type:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -75,7 +74,7 @@ class PlimsollEngine(OwnedEngine):
 
     def __init__(self, endpoint: EngineEndpoint, token_file: Path) -> None:
         self._url = endpoint.admin_url.rstrip("/") + admin.ADMIN_PREFIX
-        self._port = urlsplit(endpoint.admin_url).port or 80
+        self._port = endpoint.admin_port
         self._serving = HttpClient(endpoint.serving_url)
         self._token_file = token_file
         self._http = create_pool(maxsize=4)

@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -252,7 +251,7 @@ class OwnedProcesses:
     def __init__(
         self, endpoint: EngineEndpoint, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        port = urlsplit(endpoint.serving_url).port or 80
+        port = endpoint.serving_port
         self._kind = endpoint.type
         named = endpoint.process
         given = None if named is msgspec.UNSET else ProcessId(named.pid, named.started)
