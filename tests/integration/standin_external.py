@@ -11,6 +11,7 @@ trim gives back. With ``--outstays`` SIGTERM ends
 the titled processes alone, as vLLM's server does while it has open streams. A ``--worker`` of a
 multi-node engine listens nowhere. With ``--transfers`` it completes prompts, as an engine that
 exchanges KV blocks with others. There is no metrics page while the file ``--no-page`` exists.
+With ``--api-key`` only that page and OPTIONS are free, as in SGLang.
 """
 
 import argparse
@@ -61,6 +62,7 @@ class Engine:
         self.kind, self.log = arguments.kind, Path(arguments.log)
         self.running, self.busy, self.asked = arguments.running, arguments.busy, 0
         self.registries, self.pages = arguments.registries, 0
+        self.has_key = bool(arguments.api_key)
         self.version, self.transfers = arguments.version, arguments.transfers
         self.cache = b"\1" * (arguments.cache_mib << 20)
         self.no_page, self.no_queue = arguments.no_page, arguments.no_queue
@@ -129,6 +131,8 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             engine.completed += path == "/v1/completions"
             if engine.transfers and path in TRANSFERS:
                 self.answer(200, json.dumps(TRANSFERS[path]))
+            elif engine.has_key and self.command != "OPTIONS" and path != "/metrics":
+                self.answer(401)
             elif method is None:
                 self.answer(404)
             elif method != self.command:
@@ -183,6 +187,7 @@ def main() -> None:
     parse.add_argument("--outstays", action="store_true")
     parse.add_argument("--worker", action="store_true")
     parse.add_argument("--transfers", action="store_true")
+    parse.add_argument("--api-key")
     parse.add_argument("--version", default="0.5.23")
     parse.add_argument("--hold", type=Path, default=Path("/nonexistent"))
     arguments, _ = parse.parse_known_args()

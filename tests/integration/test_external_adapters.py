@@ -178,6 +178,18 @@ def test_a_server_that_answers_late_is_asked_for_its_routes_again(
     assert rig.calls == ["/resume"]
 
 
+def test_an_engine_that_refuses_a_pause_for_its_api_key_is_resumed(rig: Rig) -> None:
+    """SGLang with --api-key asks every POST for it: what it has not paused, it need not resume."""
+    rig.start("sglang", "--api-key=secret")
+    adapter = rig.adapter(EngineType.SGLANG)
+    epoch = adapter.status().epoch
+    result = adapter.drain(command(epoch, Verb.DRAIN, 5.0))
+    assert result.outcome is Outcome.SUCCEEDED
+    assert "POST /pause_generation failed with HTTP status 401" in result.message
+    adapter.resume(epoch)
+    assert adapter.status().state is EngineState.SERVING
+
+
 def test_a_restart_is_fenced_by_the_process(rig: Rig) -> None:
     rig.start("vllm")
     adapter = rig.adapter(EngineType.VLLM)

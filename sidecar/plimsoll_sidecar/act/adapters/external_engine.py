@@ -24,7 +24,7 @@ from plimsoll_api.admin import (
 from plimsoll_api.state import Signal
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.engine_adapter import Arrivals
-from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
+from plimsoll_sidecar.act.adapters.external_load import HTTP_UNAUTHORIZED, ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
 from plimsoll_sidecar.act.adapters.kv_transfer import can_test_with_connector, find_restart_blocker
@@ -315,9 +315,10 @@ class ExternalEngine(OwnedEngine):
         if resume and self._info.has_silent_route:
             raise EngineError(f"the engine has not said yet whether it has the route {resume}")
         if resume and resume in self._info.routes:
-            trouble = self._post(resume, b"{}", PAUSE_TIMEOUT_S)
-            if trouble is not None:
-                raise EngineError(trouble)
+            status, _ = self._server.call("POST", resume, PAUSE_TIMEOUT_S, b"{}")
+            # SGLang with an API key has refused the pause for the same reason.
+            if status >= 300 and status not in HTTP_UNAUTHORIZED:
+                raise EngineError(f"POST {resume} failed with HTTP status {status}")
         with self._lock:
             self._drained = False
 

@@ -38,6 +38,7 @@ PAUSE_TIMEOUT_S = 1.0
 # A server that gives no valid answer is asked less often.
 RETRY_INTERVAL_S = 10.0
 HTTP_NOT_FOUND = 404
+HTTP_UNAUTHORIZED = (401, 403)
 # Number of consecutive consistent pages that end an inconsistency. If two servers share a port and
 # one answers 90 % of all requests, all these pages come from it with a probability of 2e-14.
 MIN_CONSISTENT_PAGES = 300
@@ -277,7 +278,7 @@ def _sum_series(page: MetricsPage, series_list: Iterable[Series]) -> int | None:
 
 
 def _make_http_status_signal(status: int) -> Signal:
-    if status in (401, 403):
+    if status in HTTP_UNAUTHORIZED:
         return Signal(
             False,
             SignalReason.METRICS_UNAUTHORIZED,
