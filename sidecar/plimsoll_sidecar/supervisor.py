@@ -116,6 +116,7 @@ class Supervisor:
         self._governor.apply_budgets(self._journal.learned.resolve_budgets(config.current.memory))
         self._detector = create_detector(self._resolve_config())
         self._actuator = create_actuator(self._get_main_process)
+        self._actuator.continue_epoch(state.epoch)
         self._sweep = SharedMemorySweep.create_for_this_pod()
         self._start_gate = EngineStartGate(run_dir or state_dir, self._read_device_use)
         self._inbox, self._has_merged_restarts = NoteInbox(state_dir), False
@@ -366,6 +367,7 @@ class Supervisor:
             return
         self._metrics.skip_counted_steps(state.incidents)
         self._journal.add_unwritten(state, self._governor.state.incidents)
+        self._actuator.continue_epoch(state.epoch)
         counted, self._governor.state = self._governor.copy_restarts(), state
         self._governor.merge_restarts(counted)
         self._set_slot_request()

@@ -107,6 +107,11 @@ class Actuator:
         """Reason why this engine must not restart without its partners; None if it may restart."""
         return self._engine.restart_blocker
 
+    def continue_epoch(self, epoch: str | None) -> None:
+        """Let the engine's epochs continue from ``epoch`` in the journal; None without one."""
+        if epoch is not None:
+            self._engine.continue_epoch(epoch)
+
     def start(self) -> None:
         """Start the threads that execute commands and hold the slot."""
         self._command_loop.start()

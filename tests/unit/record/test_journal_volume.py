@@ -79,6 +79,10 @@ class Hands:
         self.slots: list[SlotRequest] = []
         self.answers: list[Result] = []
         self.drains_ended = 0
+        self.epochs: list[str | None] = []
+
+    def continue_epoch(self, epoch: str | None) -> None:
+        self.epochs.append(epoch)
 
     def set_wanted(self, epoch: str, wanted: bool) -> None:
         self.leases.add(epoch if wanted else None)
@@ -198,6 +202,15 @@ def test_what_was_begun_is_finished_also_where_the_mode_is_observe_by_now(tmp_pa
     for second in range(300):
         later.tick(now + second)
     assert hands.sent == [begun]
+
+
+def test_the_epoch_in_the_journal_goes_on(tmp_path: Path) -> None:
+    """Otherwise, an open incident would take the next supervisor for a restart of the engine."""
+    watching, hands, _ = supervisor(tmp_path)
+    until_restarting(watching, hands)
+    assert hands.epochs == [None]
+    later, hands, _ = supervisor(tmp_path)
+    assert hands.epochs == [later._governor.state.epoch] != [None]
 
 
 def test_the_slot_goes_to_others_when_the_volume_fails_as_it_is_released(

@@ -50,6 +50,9 @@ class EngineAdapter(Protocol):
     def status(self) -> Status:
         """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
 
+    def continue_epoch(self, epoch: str) -> None:
+        """Use the numbers of the epochs of a previous supervisor, whose last one was ``epoch``."""
+
     def read_metrics_signal(self) -> Signal | None:
         """Return the signal of the metrics page; None without such a page."""
 

@@ -6,6 +6,7 @@ helper processes were replaced. vLLM and SGLang listen on their port only when t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -17,6 +18,7 @@ from plimsoll_api.admin import (
     Diagnostic,
     DrainMode,
     EngineState,
+    Epoch,
     Load,
     ProcessMemory,
     Status,
@@ -44,7 +46,7 @@ from plimsoll_sidecar.signals.engine_processes import (
 )
 from plimsoll_sidecar.signals.gpu_identity import DeviceFinder
 from plimsoll_sidecar.signals.probes import Probes
-from plimsoll_sidecar.signals.process_table import ProcessId, compute_age_s, identify
+from plimsoll_sidecar.signals.process_table import ProcessId, compute_age_s, identify, is_running
 from plimsoll_sidecar.signals.tcp_sockets import (
     TCP_ESTABLISHED,
     TCP_LISTEN,
@@ -91,8 +93,8 @@ class ExternalEngine(OwnedEngine):
         super().__init__(endpoint)
         self._lock = threading.Lock()
         self._main: ProcessId | None = None
+        self._earlier_epoch: Epoch | None = None
         self._page_helpers: frozenset[ProcessId] = frozenset()
-        self._current_helpers: frozenset[ProcessId] = frozenset()
         self._served = self._drained = self._group_served = False
         self._info = ServerInfo(endpoint, self._server, self._owned)
         self._gpus = DeviceFinder()
@@ -112,12 +114,11 @@ class ExternalEngine(OwnedEngine):
             state = self._determine_state()
             if state is EngineState.SERVING and self._served:
                 self._info.update()
-            self._current_helpers = frozenset(members.helpers)
             newest = self._load.get_newest_load() if self._served else None
             if newest is not None:
                 newest[0].kv_lease_s = self._info.kv_lease_s
-            if newest is not None and self._current_helpers:
-                self._page_helpers = self._current_helpers
+            if newest is not None and members.helpers:
+                self._page_helpers = frozenset(members.helpers)
             seen = Status(
                 state=EngineState.DRAINED if self._drained else state,
                 epoch=self._make_epoch(main),
@@ -189,10 +190,18 @@ class ExternalEngine(OwnedEngine):
         return members
 
     def _has_replaced_helpers(self) -> bool:
-        return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
+        # The list of the helpers may be older than the page.
+        return bool(self._page_helpers) and not any(map(is_running, self._page_helpers))
+
+    def continue_epoch(self, epoch: str) -> None:
+        """Count on from ``epoch`` while its main process runs."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._earlier_epoch = Epoch.parse(epoch)
 
     def _make_epoch(self, main: ProcessId) -> str:
-        return f"{main.started:x}-{main.pid}:{self._load.restarts + 1}"
+        boot_id, earlier = f"{main.started:x}-{main.pid}", self._earlier_epoch
+        first = earlier.number if earlier is not None and earlier.boot_id == boot_id else 1
+        return str(Epoch(boot_id, first + self._load.restarts))
 
     def _determine_state(self) -> EngineState:
         # Any answer of the health path shows that the frontend runs. A status of 500 or more shows

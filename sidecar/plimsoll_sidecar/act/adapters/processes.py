@@ -217,6 +217,9 @@ class OwnedEngine:
         """Always None: a restart of this engine affects no other engine."""
         return None
 
+    def continue_epoch(self, epoch: str) -> None:
+        """Do nothing: this engine numbers its epochs itself."""
+
     def list_processes(self) -> list[ProcessMemory]:
         """Return the running processes of the engine; empty if there are none."""
         return self._owned.list_processes()
