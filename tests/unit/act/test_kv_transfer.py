@@ -120,6 +120,7 @@ def test_no_argument_is_an_error(config: object, variable: str) -> None:
     [
         ("0.24.0", True), ("0.26.1rc1.dev77+g6f91edf96", True), ("0.27.0", False),
         ("0.32.0", False), ("1.0", False), ("", False), ("dev", False), ("9" * 64, False),
+        ("0.1.dev1+g6f91edf96", False), ("0.1.dev19387+g6f91edf96.d20261129", False),
     ],
 )  # fmt: skip
 def test_versions_that_do_not_connect_again_are_not_restarted_alone(

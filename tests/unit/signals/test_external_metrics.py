@@ -6,6 +6,7 @@ Tests ``act/adapters/external_profile.py``, ``signals/metrics_page.py`` and
 
 import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -347,6 +348,14 @@ def test_vllm_s_aborts_are_what_began_and_neither_ended_nor_runs() -> None:
     assert aborts(VLLM, *pages) == [0, 0, 6, 6, 6], "what two pages say is certain"
     assert aborts(VLLM, *[vllm(20, 10, 0, waiting=9)] * 2) == [9, 9], "one waits again"
     assert aborts(VLLM, *[vllm(20, 17, 0, counted=5)] * 2) == [5, 5], "a version that counts them"
+
+
+@pytest.mark.parametrize("lost", [b"vllm:num_requests_waiting", b"vllm:time_to_first_token"])
+def test_no_abort_is_found_or_lost_while_a_line_is_missing(lost: bytes) -> None:
+    """Preempted requests seemed aborted, and those that were aborted seemed not to be."""
+    before, now = vllm(20, 10, 0), vllm(26, 10, 0, waiting=6)
+    missing = b"\n".join(line for line in now.split(b"\n") if not line.startswith(lost))
+    assert aborts(VLLM, before, before, missing, missing) == [10, 10, 10, 10]
 
 
 def test_the_aborts_of_another_start_begin_at_zero() -> None:

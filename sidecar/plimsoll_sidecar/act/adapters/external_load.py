@@ -338,9 +338,9 @@ class AbortCounter:
             if profile.finished_requests is not None
             else None
         )
-        if begun is None or finished is None or load.running is None:
-            return counted
-        waiting = load.waiting or 0
+        if begun is None or finished is None or load.running is None or load.waiting is None:
+            return None if counted is None else int(counted + self._certain_missing)
+        waiting = load.waiting
         if load.preemptions_total is not None:
             # Only preempted requests wait after their first token.
             waiting = min(waiting, load.preemptions_total)

@@ -37,7 +37,8 @@ NIXL_CONNECTOR_PREFIX = "Nixl"
 # 0.26, vLLM installs NIXL 1.3.2 or earlier. After a restart of the partner, decode engines crash,
 # or transfers fail: vllm-project/vllm#49238.
 LAST_VERSIONS_WITHOUT_RECONNECT = {NIXL_CONNECTOR_PREFIX: (0, 26)}
-_VERSION_PATTERN = re.compile(r"(\d{1,4})\.(\d{1,4})")
+# A build from a repository without tags calls itself 0.1.dev, whatever its version is.
+_VERSION_PATTERN = re.compile(r"(?!0\.1\.dev)(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
 # A MultiConnector lists several connectors.
 MAX_CONNECTORS = 16
