@@ -211,6 +211,8 @@ async def _keep_lease(election: Election) -> None:
 # On exit, kopf waits 5 s for tasks that started after it, so start it last.
 async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> None:
     await asyncio.sleep(0)
+    # Without it, kopf looks up the user's name, which a user that the platform assigned lacks.
+    os.environ.setdefault("POD_ID", config.identity)
     kopf.on.login(registry=registry)(login_with_kubeconfig if config.kubeconfig else login_in_pod)
     await kopf.operator(
         registry=registry,

@@ -52,10 +52,9 @@ capabilities:
 readOnlyRootFilesystem: true
 {{- end -}}
 
+{{/* The image names its user, 10001. OpenShift assigns another, and refuses pods that name one. */}}
 {{- define "plimsoll.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}

@@ -116,6 +116,22 @@ def test_pods_satisfy_the_restricted_standard(helm: str) -> None:
             assert context["readOnlyRootFilesystem"] is True
 
 
+def test_openshift_assigns_the_user_of_the_operators_pods(helm: str) -> None:
+    """Its constraint restricted-v2 refuses a pod that names a user outside the namespace's range;
+    elsewhere, the kubelet admits runAsNonRoot only if the image's own user is a number."""
+    items = rendered(helm)
+    plain = yaml.safe_load((ROOT / "config" / "operator.yaml").read_text())
+    pods = [of(items, "Deployment")["spec"]["template"], plain["spec"]["template"]]
+    for pod in (*pods, of(items, "Pod", "plimsoll-test")):
+        contexts = [pod["spec"], *pod["spec"]["containers"]]
+        fields = {field for one in contexts for field in one["securityContext"]}
+        assert not fields & {"runAsUser", "runAsGroup", "fsGroup", "supplementalGroups"}
+    stage = (ROOT / "Dockerfile").read_text().partition(" AS operator\n")[2]
+    user = re.search(r"^USER (\S+)$", stage, re.M)
+    assert user is not None
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user[1])
+
+
 def test_the_plain_manifests_and_the_chart_give_the_same_rights(helm: str) -> None:
     plain = yaml.safe_load_all((ROOT / "config" / "rbac.yaml").read_text())
     rules = next(one for one in plain if one["kind"] == "ClusterRole")["rules"]
