@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.manifest import MIN_SIZE_BYTES
 from plimsoll_api.names import API_VERSION, POLICY_KIND, SERVICE_KIND
 from plimsoll_api.schema import ResourceModel
 from plimsoll_api.supervision_policy import SupervisionPolicy
@@ -19,8 +20,6 @@ from plimsoll_cli.yaml_text import YamlError
 from plimsoll_cli.yaml_tree import MAX_FILE_BYTES, split_documents
 
 T = TypeVar("T", bound=ResourceModel)
-MIN_SIZE_BYTES = 1 << 20
-"""Smallest size that a person means by an option, for a budget or a limit."""
 
 
 def read_text(file: Path) -> str:

@@ -35,6 +35,13 @@ QUANTITY_SCHEMA: dict[str, Any] = {
 DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": DURATION_PATTERN, "maxLength": 32}
 POSITIVE_DURATION_RULE = make_rule("self.matches('[1-9]')", "the duration must be greater than 0")
 
+MIN_SIZE_BYTES = 1 << 20
+"""Smallest size of memory that a manifest may contain. Nothing is measured as finely, so a smaller
+one is a number whose unit is missing or wrong."""
+SIZE_HINT = (
+    "without a unit, it is in bytes, and m means thousandths of a byte; write, for example, 2Gi"
+)
+
 _MSGSPEC_ERROR_PATTERN = re.compile(
     r"Expected `(?P<type>\w+)`(?: (?P<sign>[<>]=?) (?P<bound>[\d.]+)|, got `\w+`)?(?: - at `\$.*)?$"
 )
@@ -71,23 +78,17 @@ def convert_to_text(value: Any) -> str:
     return str(value)
 
 
-def _read_positive_bytes(value: Any) -> int:
+def _read_size(value: Any) -> int:
     text = convert_to_text(value)
     size = parse_bytes(text)
-    if parse_quantity(text) <= 0:
-        raise ValueError(f"must be greater than 0, not {text!r}; to set no budget, omit the field")
+    if parse_quantity(text) < MIN_SIZE_BYTES:
+        raise ValueError(f"must be at least 1Mi, not {text!r}: {SIZE_HINT}")
     return size
 
 
-def _read_limit_bytes(value: Any) -> int:
-    _read_positive_bytes(value)
-    size = int(parse_quantity(convert_to_text(value)))
-    if size < 1:
-        raise ValueError(
-            f"{value!r} is less than one byte, because the suffix m means thousandths; use M for"
-            " megabytes"
-        )
-    return size
+def _read_limit(value: Any) -> int:
+    _read_size(value)
+    return int(parse_quantity(convert_to_text(value)))
 
 
 def _read_seconds(value: Any) -> float:
@@ -102,8 +103,8 @@ def _read_positive_seconds(value: Any) -> float:
     return seconds
 
 
-POSITIVE_BYTES_FORM = FieldForm(_read_positive_bytes, int, QUANTITY_SCHEMA)
-LIMIT_BYTES_FORM = FieldForm(_read_limit_bytes, int, QUANTITY_SCHEMA)
+SIZE_FORM = FieldForm(_read_size, int, QUANTITY_SCHEMA)
+LIMIT_FORM = FieldForm(_read_limit, int, QUANTITY_SCHEMA)
 """Form of a limit, which is rounded down, so that a budget above it is rejected as by the API
 server."""
 DURATION_FORM = FieldForm(_read_seconds, format_duration, DURATION_SCHEMA)
@@ -112,6 +113,15 @@ POSITIVE_DURATION_FORM = FieldForm(
     format_duration,
     DURATION_SCHEMA | make_validations(POSITIVE_DURATION_RULE),
 )
+
+
+def make_size_rule(field: str, hint: str = "", other: str = "") -> Rule:
+    """Return the CEL rule of a size; ``other`` is a text that the field may have in its place."""
+    size = "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0"
+    return make_rule(
+        f"string(self) == '{other}' || ({size})" if other else size,
+        f"{field} must be at least 1Mi: {SIZE_HINT}{hint}",
+    )
 
 
 class FieldValues(dict[str, Any]):

@@ -10,15 +10,16 @@ from plimsoll_api.cel import Rule, make_rule
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.manifest import (
     DURATION_FORM,
-    LIMIT_BYTES_FORM,
-    POSITIVE_BYTES_FORM,
+    LIMIT_FORM,
     POSITIVE_DURATION_FORM,
     QUANTITY_SCHEMA,
+    SIZE_FORM,
     FieldForm,
     FieldValues,
     PositiveBytes,
     PositiveSeconds,
     describe_field,
+    make_size_rule,
 )
 from plimsoll_api.units import DAY_S, format_bytes
 
@@ -45,7 +46,7 @@ def _read_budget(value: Any) -> Any:
         return FieldValues(growth_bytes=MAX_PROVISIONAL_BYTES, auto=True)
     if isinstance(value, str) and value.lower() == AUTO_BUDGET.lower():
         raise ValueError(f"{value!r} is not a valid budget: write {AUTO_BUDGET}")
-    return POSITIVE_BYTES_FORM.read(value)
+    return SIZE_FORM.read(value)
 
 
 GROWTH_BUDGET_FORM = FieldForm(
@@ -65,15 +66,11 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     growth_bytes: Annotated[
         PositiveBytes,
         describe_field(
-            "Maximum unexplained growth of each replica within `window`, in bytes. Must be more "
-            "than 0. With `Auto`, the supervisor learns the budget from the service's past days, "
+            "Maximum unexplained growth of each replica within `window`, in bytes. At least "
+            "1Mi. With `Auto`, the supervisor learns the budget from the service's past days, "
             "and restarts an engine only if memory would soon reach its limit "
             "(`spec.memory.auto`). To set no budget, omit the enclosing `host` or `device`.",
-            make_rule(
-                "string(self) == 'Auto' || (isQuantity(string(self)) && "
-                "quantity(string(self)).isGreaterThan(quantity('0')))",
-                "growthBudget must be greater than 0; to set no budget, omit host or device",
-            ),
+            make_size_rule("growthBudget", "; to set no budget, omit host or device", AUTO_BUDGET),
             name="growthBudget",
             form=GROWTH_BUDGET_FORM,
         ),
@@ -90,9 +87,11 @@ class MemoryBudget(msgspec.Struct, frozen=True):
         PositiveBytes | None,
         describe_field(
             "Memory, in bytes, at which the replica is killed. For host memory, defaults to the "
-            "engine's memory limit. For device memory, defaults to the size of the device.",
+            "engine's memory limit. For device memory, defaults to the size of the device. At "
+            "least 1Mi.",
+            make_size_rule("limit"),
             name="limit",
-            form=LIMIT_BYTES_FORM,
+            form=LIMIT_FORM,
         ),
     ] = None
 
@@ -100,9 +99,10 @@ class MemoryBudget(msgspec.Struct, frozen=True):
         PositiveBytes | None,
         describe_field(
             "Smallest budget, in bytes, that `growthBudget: Auto` may learn. It applies at once. "
-            "Defaults to 3 % of the memory limit.",
+            "Defaults to 3 % of the memory limit. At least 1Mi.",
+            make_size_rule("minimum"),
             name="minimum",
-            form=POSITIVE_BYTES_FORM,
+            form=SIZE_FORM,
         ),
     ] = None
     auto: bool = False

@@ -13,7 +13,7 @@ from plimsoll_api.serving import SecretName
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervision_policy import SUPERVISOR_PORTS, SelectedEngineType
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.manifest import check_unit, describe_problem
+from plimsoll_cli.manifest import describe_problem
 
 T = TypeVar("T")
 
@@ -30,7 +30,6 @@ def parse_budget(flag: str, text: str | None, window_s: float) -> MemoryBudget |
     """Return the leak budget; None if the option is not set. Raises UsageError."""
     if text is None:
         return None
-    check_unit(flag, text)
     return parse_option(flag, lambda given: parse_growth_budget(given, window_s), text)
 
 

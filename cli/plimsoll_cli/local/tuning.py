@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from plimsoll_api.manifest import POSITIVE_BYTES_FORM
+from plimsoll_api.manifest import SIZE_FORM
 from plimsoll_api.memory_contract import format_quantity
 from plimsoll_api.units import DAY_S, format_bytes, format_duration, format_span
 from plimsoll_cli import yaml_text
@@ -28,7 +28,7 @@ def print_tuning(source: str, run_dir: Path | None, limit: str | None, output: O
     ``limit`` is the memory limit of a series. Raises UsageError and RunError.
     """
     try:
-        size = POSITIVE_BYTES_FORM.read(limit) if limit is not None else None
+        size = SIZE_FORM.read(limit) if limit is not None else None
     except ValueError as error:
         raise UsageError(f"--limit {limit}: {error}") from None
     found = traces.compute_tunings(source, run_dir, size)

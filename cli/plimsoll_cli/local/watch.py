@@ -31,7 +31,6 @@ from plimsoll_cli.local.endpoint import SupervisedEngine
 from plimsoll_cli.local.runner import PrintLine
 from plimsoll_cli.local.status import POLL_PERIOD_S, Poller
 from plimsoll_cli.local.view import LiveView
-from plimsoll_cli.manifest import check_unit
 from plimsoll_cli.starter import ManifestFields
 
 T = TypeVar("T")
@@ -63,8 +62,6 @@ def make_memory_policy(
     """Return the memory policy of the options; None means a default. Raises UsageError."""
     sizes = {"host-budget": host or DEFAULT_HOST_BUDGET}
     sizes["device-budget"] = device or DEFAULT_DEVICE_BUDGET
-    for option, text in sizes.items():
-        check_unit(f"--{option}", text)
     window_s = _parse_option("window", POSITIVE_DURATION_FORM.read, window or ManifestFields.window)
     made = {
         option: _parse_option(option, lambda given: parse_growth_budget(given, window_s), text)

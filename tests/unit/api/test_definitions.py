@@ -36,9 +36,15 @@ GIB2 = {"host": {"growthBudget": "2Gi"}}
 SERVICES: list[tuple[dict[str, Any], str]] = [
     ({"replicas": -1}, "spec.replicas"),
     ({"supervison": {}}, 'unknown field "spec.supervison"'),
-    ({"memory": {"host": {"growthBudget": 0}}}, "growthBudget must be greater than 0"),
-    ({"memory": {"host": {"growthBudget": "0Mi"}}}, "growthBudget must be greater than 0"),
-    ({"memory": {"device": {"growthBudget": "-1Gi"}}}, "growthBudget must be greater than 0"),
+    ({"memory": {"host": {"growthBudget": 0}}}, "growthBudget must be at least 1Mi"),
+    (
+        {"memory": {"host": {"growthBudget": 2}}},
+        "growthBudget must be at least 1Mi: without a unit",
+    ),
+    ({"memory": {"host": {"growthBudget": "2m"}}}, "growthBudget must be at least 1Mi"),
+    ({"memory": {"device": {"growthBudget": "-1Gi"}}}, "growthBudget must be at least 1Mi"),
+    ({"memory": {"device": {"growthBudget": "Auto", "limit": 80}}}, "limit must be at least 1Mi"),
+    ({"memory": {"host": {"growthBudget": "Auto", "minimum": 1}}}, "minimum must be at least 1Mi"),
     ({"memory": {"host": {"growthBudget": "64 Mi"}}}, "spec.memory.host.growthBudget"),
     ({"memory": {"host": {"growthBudget": "auto"}}}, "spec.memory.host.growthBudget"),
     (
@@ -217,7 +223,7 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
     ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator"),
     ({"engine": {"type": "plimsoll"}}, "spec.engine.type"),
     ({"engine": {"port": 9464}}, "engine.port must not be 9464"),
-    ({"memory": {"host": {"growthBudget": "0"}}}, "growthBudget must be greater than 0"),
+    ({"memory": {"host": {"growthBudget": "2"}}}, "growthBudget must be at least 1Mi"),
     (
         {"memory": {"host": {"growthBudget": "2Gi", "limit": "1Gi"}}},
         "growthBudget must not be larger than limit",

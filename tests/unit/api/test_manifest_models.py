@@ -34,9 +34,10 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
             {"memory": {"device": {"growthBudget": "2Gi", "limit": "1Gi"}}},
             "spec.memory.device: growthBudget (2.0 GiB) must not be larger than limit (1.0 GiB)",
         ),
-        ({"memory": {"device": {"growthBudget": "1", "limit": "10m"}}}, "less than one byte"),
+        ({"memory": {"device": {"growthBudget": "Auto", "limit": "10m"}}}, "m means thousandths"),
+        ({"memory": {"host": {"growthBudget": 2}}}, "growthBudget: must be at least 1Mi, not '2'"),
         (
-            {"memory": {"device": {"growthBudget": "1.2", "limit": "1.1"}}},
+            {"memory": {"device": {"growthBudget": "1048576.2", "limit": "1048576.1"}}},
             "must not be larger than limit",
         ),
         (

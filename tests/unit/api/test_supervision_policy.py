@@ -131,7 +131,7 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
         ({"engine": {"port": 9464}}, "engine.port must not be 9464"),
         ({"engine": {"port": 0}}, "engine.port"),
         ({"engine": {"container": "A"}}, "engine.container"),
-        ({"memory": {"host": {"growthBudget": "0"}}}, "must be greater than 0"),
+        ({"memory": {"host": {"growthBudget": "0"}}}, "must be at least 1Mi"),
         ({"supervision": {"ladder": ["Reboot"]}}, "must contain only"),
         ({"selecter": {}}, "selecter"),
     ],

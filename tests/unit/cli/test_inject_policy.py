@@ -139,7 +139,7 @@ def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
         ("--supervisor-requests=cpu=lots", "--supervisor-requests: 'lots' is not a valid"),
         ("--supervisor-limits=memory", "--supervisor-limits: 'memory' has no amount: use NAME="),
         ("--image-pull-secret=A_B", "--image-pull-secret: "),
-        ("--host-budget=2", "--host-budget: '2' is only 2 B: add a unit"),
+        ("--host-budget=2", "--host-budget: must be at least 1Mi, not '2': without a unit"),
         ("--supervisor-image=", "--supervisor-image: '' is not a container image"),
         ("--supervisor-image=s: 1", "--supervisor-image: 's: 1' is not a container image"),
     ):

@@ -60,7 +60,7 @@ def test_the_examples_are_good(name: str) -> None:
         (
             "growthBudget: 256Mi",
             "growthBudget: 0",
-            "spec.memory.host.growthBudget: must be greater than 0, not '0'",
+            "spec.memory.host.growthBudget: must be at least 1Mi, not '0'",
         ),
         (
             "growthBudget: 256Mi",

@@ -60,7 +60,7 @@ def test_budgets_have_a_size_unless_they_are_to_set_themselves() -> None:
     ("given", "text"),
     [
         (("lots", None, None, "5s"), "--host-budget"),
-        ((None, "0", None, "5s"), "--device-budget 0: must be greater than 0, not '0'"),
+        ((None, "0", None, "5s"), "--device-budget 0: must be at least 1Mi, not '0'"),
         ((None, None, "1 day", "5s"), "--window"),
         ((None, None, None, "soon"), "--warmup"),
     ],

@@ -47,7 +47,10 @@ def test_watches_start_as_a_user_that_the_platform_assigned(
         raise KeyError("getpwuid(): uid not found: 1000660000")
 
     async def run() -> bool:
-        config, watches = parse_config(["run", "--namespace=ml"], {}), Watches(Store(), WorkQueue(1))
+        config, watches = (
+            parse_config(["run", "--namespace=ml"], {}),
+            Watches(Store(), WorkQueue(1)),
+        )
         watching = asyncio.create_task(main._run_kopf(watches, config, asyncio.Event()))
         done, _ = await asyncio.wait([watching], timeout=0.5)
         watching.cancel()
