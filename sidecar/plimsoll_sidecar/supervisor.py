@@ -184,6 +184,7 @@ class Supervisor:
         if step:
             log.warning("the wall clock changed by %+.0f s", step)
             self._governor.shift_times(step)
+            self._journal.learned.shift_times(step)
             self._start_gate.shift_times(step)
         return self._clock.now()
 

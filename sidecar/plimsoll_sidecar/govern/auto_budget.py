@@ -114,7 +114,9 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         """Add a sample at ``now`` (Unix seconds). A new ``revision`` restarts the learning."""
         at = int(now // SECONDS_PER_HOUR)
         epoch, revision = epoch[:MAX_REVISION_CHARS], revision[:MAX_REVISION_CHARS]
-        if revision != self.revision:
+        if _is_same_revision(revision, self.revision):
+            self.revision = max(revision, self.revision)
+        else:
             # The next revision starts with the budget in force.
             if self.revision:
                 self.inherited = None
@@ -159,13 +161,14 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             if not self.is_learned(auto):
                 return False
             self.budget = self._compute_first_budget(budget)
-        elif at > self.budget_at:
+        elif at != self.budget_at:
             proposal = (
                 propose_budget(self, budget)
                 if sum_healthy_s(self.hours) >= auto.learning_s
                 else None
             )
-            days = (at - self.budget_at) / HOURS_PER_DAY if self.budget_at else 0.0
+            # The clock may have been set back, also while the supervisor was down.
+            days = max(0, at - self.budget_at) / HOURS_PER_DAY if self.budget_at else 0.0
             if proposal is not None:
                 self.budget = compute_stepped_budget(self.budget, proposal, days)
         else:
@@ -227,9 +230,24 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             budget=self.budget if seen_s >= auto.learning_s else None,
         )
 
+    def shift_times(self, step_s: float) -> None:
+        """Shift all times by ``step_s`` seconds after the clock was set, by whole hours."""
+        step_h = round(step_s / SECONDS_PER_HOUR)
+        self.hours = [msgspec.structs.replace(hour, at=hour.at + step_h) for hour in self.hours]
+        self.lows = [(at + step_h, low) for at, low in self.lows]
+        self.budget_at, self.seen_at = self.budget_at + step_h, max(0.0, self.seen_at + step_s)
+
     def find_limit(self, budget: MemoryBudget) -> int | None:
         """Return the configured or else the newest known memory limit in bytes; None if unknown."""
         return budget.limit_bytes if budget.limit_bytes is not None else self.limit
+
+
+def _is_same_revision(first: str, second: str) -> bool:
+    # "MODEL VERSION"; the version is empty while the engine has not said it.
+    return first == second or any(
+        unknown.endswith(" ") and known.startswith(unknown)
+        for unknown, known in ((first, second), (second, first))
+    )
 
 
 def find_lowest_growth(hourly_lows: Sequence[tuple[int, int]], first_hour: int) -> int:
@@ -322,6 +340,11 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         self.device.observe(
             now, epoch, revision, assessment.device, GROWTH_KINDS["device"] in kinds_with_incident
         )
+
+    def shift_times(self, step_s: float) -> None:
+        """Shift all times by ``step_s`` seconds after the clock was set forward or back."""
+        self.host.shift_times(step_s)
+        self.device.shift_times(step_s)
 
     def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
         """Return the known memory needs of "host" and "device"."""

@@ -211,6 +211,44 @@ def test_what_was_learned_is_the_same_after_a_restart_of_the_supervisor() -> Non
     assert msgspec.json.encode(one) == msgspec.json.encode(other)
 
 
+def test_an_engine_that_has_not_said_its_version_is_no_other_revision() -> None:
+    """A new supervisor asks while the engine starts, or while it is too busy to answer."""
+    learned = LearnedHistory()
+    now = live(learned, 0.0, [*day(400 * MIB), 0, 0])
+    for revision in ("m 1.0", "m ", "m 1.0"):
+        learned.revision = learned.revision.replace("r1", "m ")
+        learned.observe(now, "epoch", revision, state(0), False)
+        assert learned.revision == "m 1.0"
+        assert len(learned.hours) == 25
+    learned.observe(now, "epoch", "m 1.1", state(0), False)
+    assert len(learned.hours) == 1
+
+
+@pytest.mark.parametrize("step_s", [-30 * 86400.0, -5000.0, 5000.0, 30 * 86400.0])
+def test_a_clock_that_is_set_costs_no_learned_hour(step_s: float) -> None:
+    learned, now = LearnedBudgets(), 40 * 365 * 86400.0
+    now = live(learned.host, now, [*day(400 * MIB), 0, 0])
+    learned.host.update_budget(now, HOST, MEMORY.auto)
+    learned.shift_times(step_s)
+    now = live(learned.host, now + step_s, day(800 * MIB))
+    assert len(learned.host.hours) in (48, 49)
+    assert len(learned.host.starts) == 1
+    assert learned.host.update_budget(now, HOST, MEMORY.auto)
+    assert learned.host.budget == pytest.approx(600 * MIB * MAX_DAILY_RISE_FACTOR, rel=0.02)
+
+
+def test_a_clock_that_is_set_back_while_no_supervisor_runs_ends_no_learning() -> None:
+    learned, year = LearnedHistory(), 365 * 86400.0
+    now = live(learned, 41 * year, [*day(400 * MIB), 0, 0])
+    learned.update_budget(now, HOST, MEMORY.auto)
+    now = live(learned, 40 * year, [*day(800 * MIB), 0, 0])
+    assert learned.update_budget(40 * year, HOST, MEMORY.auto)
+    assert learned.budget == 600 * MIB, "not by more than within a day"
+    now = live(learned, now, [*day(800 * MIB), 0, 0])
+    assert learned.update_budget(now, HOST, MEMORY.auto)
+    assert learned.budget > 700 * MIB
+
+
 @given(st.lists(st.integers(0, 1 << 50), min_size=1), st.floats(0.01, 1.0))
 def test_a_level_is_a_gain_that_was_seen(gains: list[int], share: float) -> None:
     found = compute_quantile(gains, share)
