@@ -73,7 +73,7 @@ class Connection(H11Protocol):
 
     def __init__(self, registry: ConnectionRegistry, **options: Any) -> None:
         super().__init__(**options)
-        self.conn = StrictConnection(h11.SERVER, MAX_HEADER_BYTES)
+        self.conn = StrictConnection()
         self._registry = registry
         # Monotonic time in seconds.
         self.idle_since = time.monotonic()

@@ -131,11 +131,11 @@ HIDDEN = b"0\r\n\r\nGET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
         ),
         pytest.param(
             f"Content-Length: 0\r\nContent-Length: {len(HIDDEN)}",
-            "Invalid HTTP request", id="two-lengths",
+            "conflicting Content-Length", id="two-lengths",
         ),
         pytest.param(
             "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
-            "Invalid HTTP request", id="two-codings",
+            "the request is not valid HTTP", id="two-codings",
         ),
     ],
 )  # fmt: skip
