@@ -46,18 +46,18 @@ def check_response_size(
     num_choices: int,
     num_tokens: int,
     num_logprobs: int | None,
-    max_bytes: int,
+    max_model_len: int | None,
     adjustable_fields: str,
     num_echoed_tokens: int = 0,
     num_echoed_logprobs: int | None = None,
 ) -> None:
-    """Raise ApiError if a response may exceed ``max_bytes``.
+    """Raise ApiError if a response may exceed the maximum size.
 
     Args:
         num_choices: Number of choices.
         num_tokens: Number of output tokens in all choices.
         num_logprobs: Number of likeliest tokens per output token; None without log probabilities.
-        max_bytes: Maximum size of the response.
+        max_model_len: Maximum number of prompt and output tokens; None while it is unknown.
         adjustable_fields: Names of the request fields that the error tells the client to lower.
         num_echoed_tokens: Number of prompt tokens in the response.
         num_echoed_logprobs: Number of likeliest tokens per prompt token; None without log
@@ -67,16 +67,32 @@ def check_response_size(
     wanted = estimate_response_bytes(num_tokens, num_logprobs) + estimate_response_bytes(
         num_echoed_tokens, num_echoed_logprobs
     )
-    if wanted > max_bytes:
-        details = "" if num_logprobs is None else f" with {num_logprobs} top log probabilities"
-        raise ApiError(
-            400,
-            f"{num_choices} choices of {(num_tokens + num_echoed_tokens) // num_choices} "
-            f"tokens{details} may take {wanted >> 20} MiB, but the limit is {max_bytes >> 20} MiB "
-            f"per request: lower {adjustable_fields}",
-            param=adjustable_fields.replace(" ", ",").partition(",")[0],
-            code="answer_too_large",
+    max_bytes = compute_max_response_bytes(max_model_len)
+    if wanted <= max_bytes:
+        return
+    param = adjustable_fields.replace(" ", ",").partition(",")[0]
+    if max_model_len is None:
+        # Choices that need no more for each token than the largest one fit into any context.
+        per_token = num_choices * max(
+            estimate_response_bytes(1, num_logprobs),
+            estimate_response_bytes(1, num_echoed_logprobs),
         )
+        if per_token <= _estimate_bytes_per_token(MAX_LOGPROBS_PER_TOKEN):
+            return
+        raise ApiError(
+            503,
+            "the engine is starting and cannot check the size of the answer yet: retry later or "
+            f"lower {adjustable_fields}",
+            param=param, code="not_serving", should_retry=True,
+        )  # fmt: skip
+    details = "" if num_logprobs is None else f" with {num_logprobs} top log probabilities"
+    raise ApiError(
+        400,
+        f"{num_choices} choices of {(num_tokens + num_echoed_tokens) // num_choices} "
+        f"tokens{details} may take {wanted >> 20} MiB, but the limit is {max_bytes >> 20} MiB "
+        f"per request: lower {adjustable_fields}",
+        param=param, code="answer_too_large",
+    )  # fmt: skip
 
 
 def _estimate_bytes_per_token(num_logprobs: int) -> int:

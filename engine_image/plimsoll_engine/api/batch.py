@@ -173,9 +173,6 @@ def _check_response_size(
     param: str,
 ) -> None:
     # ``output_limits`` is by prompt, and ``num_echoed_tokens`` is the number in each choice.
-    limit = engine.max_model_len
-    if limit is None:
-        return  # no answer starts before the first worker reports its context
     logprobs = get_num_logprobs(body)
     if isinstance(body, ChatRequest):
         field = "max_output_tokens" if param == "input" else "n, max_completion_tokens"
@@ -183,10 +180,9 @@ def _check_response_size(
     else:
         fields = "n, max_tokens, logprobs or the number of prompts"
     choices, tokens = n * len(output_limits), n * sum(output_limits)
-    max_bytes = answer_sizes.compute_max_response_bytes(limit)
     scores = get_num_prompt_logprobs(body)
     answer_sizes.check_response_size(
-        choices, tokens, logprobs, max_bytes, fields, n * num_echoed_tokens, scores
+        choices, tokens, logprobs, engine.max_model_len, fields, n * num_echoed_tokens, scores
     )
 
 

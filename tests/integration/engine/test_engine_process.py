@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -128,6 +129,10 @@ def test_sigterm_ends_an_engine_that_is_still_loading(
         warming = (503, '{"status":"warming","doing":"weights"}')
         engine.until(lambda: engine.get("/health") == warming, "the stage of the start", 180)
         assert engine.get("/ready")[0] == 503
+        # The size of an answer has no bound before the worker tells the context.
+        large = {"prompt": "a", "n": 16, "max_tokens": 8000, "logprobs": 20}
+        status, body = engine.post("/v1/completions", json.dumps(large).encode())
+        assert (status, body["error"]["code"]) == (503, "not_serving"), body
     family = engine.family()
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(60) == 0

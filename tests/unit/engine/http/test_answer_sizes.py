@@ -29,8 +29,7 @@ CONTEXT = 32_768
     [(1, CONTEXT, 20), (1, CONTEXT, None), (128, CONTEXT, None), (128, 256, 20)],
 )
 def test_what_a_client_would_ask_for_is_taken(choices: int, tokens: int, top: int | None) -> None:
-    most = answer_sizes.compute_max_response_bytes(CONTEXT)
-    answer_sizes.check_response_size(choices, choices * tokens, top, most, "n")
+    answer_sizes.check_response_size(choices, choices * tokens, top, CONTEXT, "n")
 
 
 @pytest.mark.parametrize(("choices", "top"), [(128, 20), (128, 0), (2, 20)])
@@ -40,12 +39,37 @@ def test_a_product_over_the_limit_names_what_to_lower(choices: int, top: int) ->
             choices,
             choices * CONTEXT,
             top,
-            answer_sizes.compute_max_response_bytes(CONTEXT),
+            CONTEXT,
             "n, max_tokens",
         )
     assert (told.value.status, told.value.code, told.value.param) == (400, "answer_too_large", "n")
     assert "lower n, max_tokens" in str(told.value)
     assert f"{answer_sizes.compute_max_response_bytes(CONTEXT) >> 20} MiB" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("choices", "tokens", "top", "echoed"),
+    [(1, 1 << 31, 20, 0), (128, 1 << 31, None, 0), (18, 1 << 31, 0, 0), (32, 128, 20, 0),
+     (1, 1 << 31, 20, 4096), (128, 16, None, 8192)],
+)  # fmt: skip
+def test_what_fits_whatever_the_context_is_taken_before_it_is_known(
+    choices: int, tokens: int, top: int | None, echoed: int
+) -> None:
+    answer_sizes.check_response_size(
+        choices, choices * tokens, top, None, "n", choices * echoed, top if echoed else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("choices", "tokens", "top"), [(2, 1 << 31, 20), (1, 1 << 31, 127), (128, 4096, 4)]
+)
+def test_what_may_not_fit_waits_for_the_context(choices: int, tokens: int, top: int) -> None:
+    with pytest.raises(ApiError) as told:
+        answer_sizes.check_response_size(
+            choices, choices * tokens, top, None, "n, max_tokens or logprobs"
+        )
+    assert (told.value.status, told.value.code, told.value.param) == (503, "not_serving", "n")
+    assert told.value.make_headers() == {"retry-after": "1"}
 
 
 def test_a_log_probability_takes_no_more_than_is_counted() -> None:
