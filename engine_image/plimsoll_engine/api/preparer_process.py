@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from plimsoll_api import logs
 from plimsoll_engine.api import forms, prepare
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import RequestPreparer
@@ -52,6 +53,8 @@ def main() -> None:
     parser.add_argument("--generation-config", required=True)
     flags = parser.parse_args()
     die_with_parent(flags.parent)
+    # The parser of forms warns of what a client sent, which the answer says.
+    logs.configure_logging(libraries={"python_multipart": "ERROR"})
     tokenizer = Tokenizer(flags.model, flags.chat_template, flags.generation_config)
     preparer = RequestPreparer(tokenizer, flags.image_token)
     gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
 import struct
 import subprocess
@@ -250,6 +251,8 @@ def test_a_malformed_form_is_refused(hears: Any) -> None:
         )
         assert status == 400, body
     hears.clean()
+    for line in hears.log.read_text().splitlines():
+        assert json.loads(line)["message"]  # no warning of the parser beside the log
 
 
 def test_a_transcriber_does_not_chat(hears: Any) -> None:

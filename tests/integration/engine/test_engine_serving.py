@@ -166,6 +166,10 @@ def test_bad_values_name_their_field(
         (b"{", "invalid_json"),
         (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "invalid_json"),
         (b'{"model": "tiny", "prompt": "\xff"}', "invalid_utf8"),
+        *(
+            ('{"model": "tiny", "prompt": "a"}'.encode(encoding), "invalid_utf8")
+            for encoding in ("utf-16", "utf-16-be", "utf-32", "utf-32-le")
+        ),
         (b"[]", "invalid_value"),
         (b"[" * 60_000, "invalid_value"),
         (
@@ -189,6 +193,13 @@ def test_bodies_that_cannot_be_read(engine: Any, body: bytes, code: str) -> None
     status, answer = engine.post("/v1/completions", body)
     assert (status, answer["error"]["code"]) == (400, code)
     still_serves(engine)
+
+
+def test_a_byte_order_mark_is_ignored(engine: Any) -> None:
+    for size in (0, 5000):  # prepared in the frontend, and in a process of its own
+        body = '{"prompt": "a", "max_tokens": 1}' + " " * size
+        status, answer = engine.post("/v1/completions", body.encode("utf-8-sig"))
+        assert status == 200, answer
 
 
 def test_the_wrong_model_and_path(engine: Any) -> None:
