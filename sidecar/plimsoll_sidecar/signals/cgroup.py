@@ -36,7 +36,8 @@ class CgroupMemory(msgspec.Struct, frozen=True):
 
     Attributes:
         file: Page cache, without shared memory.
-        kernel: Kernel memory that cannot be reclaimed. Version 1 does not report it.
+        kernel: Kernel memory that cannot be reclaimed, without compressed pages (zswap). Version 1
+            does not report it.
         sock: Socket buffers.
         other: Memory that is charged to the group but appears in none of the kernel's counters,
             such as the unmapped parts of transparent huge pages.
@@ -154,6 +155,8 @@ def _read_v2(folder: Path) -> CgroupMemory:
     parts = ("slab", "kernel_stack", "pagetables", "percpu")
     kernel = stat.get("kernel", _sum_known(stat.get(part) for part in parts))  # since Linux 5.18
     freed = stat.get("slab_reclaimable")
+    # The kernel's memory includes compressed pages, which ``swap`` has in full (since Linux 5.19).
+    uncounted = _sum_known((freed, stat.get("zswap", 0)))
     # Only some mount options charge hugetlb pages to the group.
     known_bytes = _sum_known(
         (stat.get("anon"), cache, kernel, stat.get("sock"), stat.get("hugetlb", 0))
@@ -164,7 +167,7 @@ def _read_v2(folder: Path) -> CgroupMemory:
         shmem=shmem,
         file=_compute_difference(cache, shmem),
         slab=stat.get("slab"),
-        kernel=_compute_difference(kernel, freed),
+        kernel=_compute_difference(kernel, uncounted),
         sock=stat.get("sock"),
         other=_compute_difference(current, known_bytes),
         reclaimable=_sum_known((stat.get("active_file"), stat.get("inactive_file"), freed)),

@@ -59,6 +59,32 @@ def test_version_2(tmp_path: Path) -> None:
     )
 
 
+def test_a_page_that_is_compressed_in_swap_counts_once(tmp_path: Path) -> None:
+    """The kernel charges zswap's memory as its own, and the page keeps its swap slot."""
+    kept = "file 0\nshmem 0\nsock 0\nslab_reclaimable 10\n"
+    write(
+        tmp_path,
+        {
+            "memory.current": "700\n",
+            "memory.swap.current": "0\n",
+            "memory.stat": f"anon 600\nkernel 100\nzswap 0\n{kept}",
+        },
+    )
+    before = Cgroup(tmp_path, 2).read()
+    write(
+        tmp_path,
+        {
+            "memory.current": "350\n",
+            "memory.swap.current": "500\n",
+            "memory.stat": f"anon 100\nkernel 250\nzswap 150\n{kept}",
+        },
+    )
+    after = Cgroup(tmp_path, 2).read()
+    assert (before.anon, before.swap, before.kernel) == (600, 0, 90)
+    assert (after.anon, after.swap, after.kernel) == (100, 500, 90)
+    assert after.other == before.other == 0
+
+
 def test_version_1_counts_what_is_below_and_takes_shared_memory_out_of_the_cache(
     tmp_path: Path,
 ) -> None:
