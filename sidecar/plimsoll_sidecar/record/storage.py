@@ -198,7 +198,7 @@ class RestartCopy:
     @property
     def exists(self) -> bool:
         """Whether there is a copy. A new replica has none."""
-        return self._path.exists()
+        return os.path.exists(self._path)  # Path.exists() would raise if the volume fails
 
     def write(self, state: GovernorState) -> None:
         """Write the restarts to disk, unless the copy already contains them. Raises OSError."""

@@ -252,12 +252,15 @@ def test_a_volume_that_fails_ends_no_sample(
     stat = os.stat
 
     def failing(path: str | Path, *arguments: Any, **options: Any) -> os.stat_result:
-        if str(path).startswith(str(tmp_path)):
+        if Path(path).parent == tmp_path:
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         return stat(path, *arguments, **options)
 
     monkeypatch.setattr(os, "stat", failing)
     for second in range(30):
         watching.tick(1_000.0 + second)
-    monkeypatch.undo()
+    assert b"plimsoll_supervisor_samples_total 30.0" in metrics.render()
+    later, _, metrics = supervisor(tmp_path)
+    for second in range(30):
+        later.tick(1_100.0 + second)
     assert b"plimsoll_supervisor_samples_total 30.0" in metrics.render()
