@@ -202,11 +202,12 @@ class MetricsPage:
             if 0.0 <= value < MAX_METRIC_VALUE
         }
 
-    def add_absent_counters(self, counters: Mapping[tuple[str, Labels], float]) -> None:
-        """Add the lines of ``counters`` that the page lacks."""
+    def set_counters(self, counters: Mapping[tuple[str, Labels], float]) -> None:
+        """Set the lines of ``counters``, and add those that the page lacks."""
         for (name, labels), value in counters.items():
-            if name in self.lines and len(self.lines[name]) < MAX_METRIC_LINES:
-                self.lines[name].setdefault(labels, value)
+            lines = self.lines.get(name)
+            if lines is not None and (labels in lines or len(lines) < MAX_METRIC_LINES):
+                lines[labels] = value
 
     def _find_name(self, series: Series) -> str | None:
         return next((name for name in series.iterate_names() if name in self.lines), None)

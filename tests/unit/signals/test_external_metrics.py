@@ -221,6 +221,24 @@ def test_another_registry_shows_by_its_beginning_before_a_counter_falls() -> Non
     assert load.signal.reason == "MetricsInconsistent"
 
 
+def test_a_process_that_creates_its_counters_again_counts_on() -> None:
+    """As vLLM does when elastic expert parallelism adds ranks. Each time, the load was unknown for
+    ten minutes, and after the second time for good."""
+    page = b"process_start_time_seconds 1.6e+09\n" + VLLM_PAGE
+    again = page.replace(b"1.7e+09", b"1.8e+09").replace(b"} 900.0", b"} 0.0")
+    later = again.replace(b"1.8e+09", b"1.9e+09")
+    other = later.replace(b"1.6e+09", b"1.65e+09")
+    pages = [page, again, again.replace(b"} 0.0", b"} 5.0"), later, later, other]
+    now, seen = [0.0], []
+    load = ExternalLoad(Pages(*pages), VLLM, lambda: now[0])  # type: ignore[arg-type]
+    for _ in pages:
+        newest = load.get_newest_load()
+        seen.append(newest and (newest[0].generation_tokens_total, newest[0].requests_total))
+        now[0] += 2.0
+    assert seen == [(900, 8), (900, 16), (905, 16), (905, 24), (905, 24), None]
+    assert load.restarts == 0
+
+
 def test_a_page_that_began_anew_once_is_used_again_after_a_while() -> None:
     now = [0.0]
     load = ExternalLoad(Pages(VLLM_PAGE, *[LOWER] * 400), VLLM, lambda: now[0])  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import (
     MALFORMED_LABELS,
     MAX_METRIC_LINES,
+    PROCESS_START_METRIC,
     Labels,
     MetricKind,
     MetricsPage,
@@ -133,7 +134,7 @@ class ExternalLoad:
         if self._registry.is_inconsistent:
             self.signal, self._last_progress = INCONSISTENT_PAGES_SIGNAL, None
             return
-        self._registry.add_absent_ranks(page)
+        self._registry.set_counters(page)
         self._load, self._scraped_at = read_load(page, self._profile), now
         self.signal = _make_page_signal(page, self._profile)
         if self._load is not None:
@@ -193,6 +194,7 @@ class RegistryCheck:
         self._all_series = tuple(dict.fromkeys(profile.iterate_series()))
         self._counters: dict[tuple[str, Labels], float] = {}
         self._start_times: dict[tuple[str, Labels], float] = {}
+        self._earlier_counters: dict[tuple[str, Labels], float] = {}
         self._contradictions, self._consistent_in_row = 0, 0
 
     def is_consistent(self, page: MetricsPage) -> bool:
@@ -200,14 +202,19 @@ class RegistryCheck:
 
         A page is inconsistent if a counter has decreased or has another start time.
         """
-        counters = page.read_counters(self._all_series)
         start_times = page.read_start_times(self._all_series)
+        if self._has_new_counters(start_times):
+            self._earlier_counters, self._start_times = dict(self._counters), {}
+        counters = {
+            key: value + self._earlier_counters.get(key, 0.0)
+            for key, value in page.read_counters(self._all_series).items()
+        }
         fell = any(value < self._counters.get(key, value) for key, value in counters.items())
         other = any(
             value != self._start_times.get(key, value) for key, value in start_times.items()
         )
         if max(len(self._counters), len(self._start_times)) > MAX_METRIC_LINES or fell or other:
-            self._counters, self._start_times = {}, {}
+            self._counters, self._start_times, self._earlier_counters = {}, {}, {}
         # If a rank is absent, the value of an unreadable line stays unknown.
         broken = {name for name, labels in counters if labels == MALFORMED_LABELS}
         self._counters |= {key: math.nan for key in self._counters if key[0] in broken}
@@ -226,9 +233,20 @@ class RegistryCheck:
             self._contradictions == 1 and self._consistent_in_row < MIN_CONSISTENT_PAGES
         )
 
-    def add_absent_ranks(self, page: MetricsPage) -> None:
-        """Add the last known counters of absent ranks to ``page``."""
-        page.add_absent_counters(self._counters)
+    def set_counters(self, page: MetricsPage) -> None:
+        """Set the counters of ``page`` to their totals, also those of absent ranks."""
+        page.set_counters(self._counters)
+
+    def _has_new_counters(self, start_times: dict[tuple[str, Labels], float]) -> bool:
+        # vLLM creates its counters again when elastic expert parallelism adds ranks.
+        before = self._start_times
+        process = {key for key in before if key[0] == PROCESS_START_METRIC}
+        counters = (before.keys() & start_times.keys()) - process
+        return (
+            bool(process and counters)
+            and all(start_times.get(key) == before[key] for key in process)
+            and all(start_times[key] > before[key] for key in counters)
+        )
 
 
 class _ServerLoad(msgspec.Struct):
