@@ -38,7 +38,7 @@ from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.govern.event_incidents import REASON_BY_ACTION, ManualAction
-from plimsoll_sidecar.record.storage import read_learned_budgets
+from plimsoll_sidecar.record.storage import read_last_epoch, read_learned_budgets
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 
 VERB_BY_ACTION = {
@@ -333,6 +333,7 @@ def run_command(
         arguments = create_parser().parse_args(argv)
         config = ConfigFile(arguments.config).current
         engine = create_adapter(config.engine, arguments.run_dir / TOKEN_FILE)
+        engine.continue_epoch(read_last_epoch(arguments.state_dir / JOURNAL_FILE) or "")
         answer = perform_action(arguments, engine, config)
         answer.unseen = dict(missing_signals or {}) if arguments.action == "status" else {}
     except EngineError as error:

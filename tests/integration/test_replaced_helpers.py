@@ -13,9 +13,20 @@ import pytest
 
 from plimsoll_api.admin import Epoch
 from plimsoll_api.engines import EngineType
-from plimsoll_api.supervisor_config import CONTAINER_ENV, EngineEndpoint
+from plimsoll_api.incident_record import JOURNAL_FILE
+from plimsoll_api.supervisor_config import (
+    CONTAINER_ENV,
+    EngineEndpoint,
+    ServiceRef,
+    SupervisorConfig,
+    encode_config,
+)
+from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+from plimsoll_sidecar.govern.state import GovernorState
+from plimsoll_sidecar.record.journal import Journal
+from plimsoll_sidecar.record.storage import LastKnownEngine
 
 SERVER = """
 import http.server, os, signal, sys, time
@@ -62,10 +73,11 @@ class Server:
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
+        url = f"http://127.0.0.1:{self.port}"
+        self.endpoint = EngineEndpoint(EngineType.VLLM, url, url, container=self.container)
 
     def adapter(self) -> ExternalEngine:
-        url = f"http://127.0.0.1:{self.port}"
-        return ExternalEngine(EngineEndpoint(EngineType.VLLM, url, url, container=self.container))
+        return ExternalEngine(self.endpoint)
 
 
 @pytest.fixture
@@ -78,7 +90,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
     one.process.stdout.close()
 
 
-def test_the_next_supervisor_knows_the_epoch_of_replaced_helpers(server: Server) -> None:
+def test_the_next_supervisor_knows_the_epoch_of_replaced_helpers(
+    server: Server, tmp_path: Path
+) -> None:
     first = server.adapter()
     began = first.status()
     helper = next(p.pid for p in began.processes if p.pid != server.process.pid)
@@ -95,6 +109,16 @@ def test_the_next_supervisor_knows_the_epoch_of_replaced_helpers(server: Server)
     assert later.status().epoch == epoch
     pending = Command(verb=Verb.DRAIN, operation_id="i-1-drain", incident="i", epoch=epoch)
     assert later.drain(pending).outcome is Outcome.SUCCEEDED, "it was decided in this epoch"
+
+    journal = Journal(tmp_path / JOURNAL_FILE)
+    journal.write(GovernorState(), engine=LastKnownEngine(epoch=epoch))
+    journal.close()
+    config = SupervisorConfig(service=ServiceRef(name="s"), engine=server.endpoint)
+    (tmp_path / "supervisor.json").write_bytes(encode_config(config))
+    words = ["drain", f"--expected-epoch={epoch}", f"--run-dir={tmp_path}"]
+    words += [f"--config={tmp_path}/supervisor.json", f"--state-dir={tmp_path}"]
+    status, answer = manual.run_command(words)
+    assert status == 0, answer
 
     other = server.adapter()
     other.continue_epoch("1f-2:7")

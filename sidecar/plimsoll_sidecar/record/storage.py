@@ -233,16 +233,29 @@ def read_learned_budgets(path: Path) -> LearnedBudgets:
 
     Raises OSError if the file cannot be opened, and ValueError if it is damaged.
     """
+    return _read_row(path, "learned", LearnedBudgets) or LearnedBudgets()
+
+
+def read_last_epoch(path: Path) -> str | None:
+    """Return the engine's last known epoch in the journal at ``path``; None if unknown."""
+    try:
+        engine = _read_row(path, "engine", LastKnownEngine)
+    except (OSError, ValueError):
+        return None
+    return engine.epoch if engine is not None else None
+
+
+def _read_row(path: Path, key: str, row_type: type[_T]) -> _T | None:
     if not path.is_file():
         raise FileNotFoundError(2, "No such file or directory", str(path))
     db = None
     try:
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
-        row = db.execute("SELECT body, checksum FROM state WHERE key = 'learned'").fetchone()
+        row = db.execute("SELECT body, checksum FROM state WHERE key = ?", (key,)).fetchone()
         if row is None:
-            return LearnedBudgets()
+            return None
         body, checksum = row
-        return decode_row(body, checksum, LearnedBudgets)
+        return decode_row(body, checksum, row_type)
     except (sqlite3.Error, DamagedRowError) as error:
         raise ValueError(f"cannot read {path} as a supervisor's journal: {error}") from None
     finally:
