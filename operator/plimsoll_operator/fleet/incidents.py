@@ -112,9 +112,11 @@ def _add_oom_kills(
         if ended.get("reason") != "OOMKilled" or killed_s is None:
             continue
         name = _make_incident_name(pod.name, container, f"oom-{int(killed_s):x}")
-        if _has_incident(name, incidents) or _is_reported(pod.name, container.name, at, incidents):
+        existing = _find_incident(name, incidents)
+        others = [one for one in incidents if one is not existing]
+        if _is_reported(pod.name, container.name, at, others):
             continue
-        if _is_outdated(pod.name, at, incidents, max_ended):
+        if _is_outdated(pod.name, at, others, max_ended):
             continue
         age_s = _compute_seconds_between(at, now)
         if age_s is not None and age_s < REPORT_GRACE_S and container.name == names.ENGINE:
@@ -134,7 +136,8 @@ def _add_oom_kills(
             "endedAt": now,
         }
         kind = "OutOfMemoryKill"
-        changes.new.append(_make_incident(service, name, pod.name, container, kind, at, status))
+        made = _make_incident(service, name, pod.name, container, kind, at, status)
+        _open_incident(changes, made, existing)
 
 
 def _add_crash_loops(
@@ -149,8 +152,9 @@ def _add_crash_loops(
         and _has_own_pod(one, pod)
     ]  # fmt: skip
     name = _make_incident_name(pod.name, container, f"crashes-{container.restarts}")
+    existing = open_[0] if open_ else _find_incident(name, incidents)
     looping = container.is_backing_off and container.restarts >= MIN_CRASH_RESTARTS
-    if looping and not open_ and not _has_incident(name, incidents):
+    if looping:
         end = container.last_termination
         status = {
             "phase": "Confirmed",
@@ -161,9 +165,8 @@ def _add_crash_loops(
             ),
         }
         started = end.get("finishedAt") or now
-        changes.new.append(
-            _make_incident(service, name, pod.name, container, "CrashLoop", started, status)
-        )
+        made = _make_incident(service, name, pod.name, container, "CrashLoop", started, status)
+        _open_incident(changes, made, existing)
     elif container.ready:
         for one in open_:
             _end_incident(
@@ -188,8 +191,8 @@ def _update_group_incidents(
         ref = group.leader.member.workload
         assert ref is not None, "a multi-node group belongs to a workload"
         existing = open_.pop((ref.name, group.leader.member.group[:MAX_GROUP_NAME_CHARS]), None)
-        if existing is None and group.is_looping:
-            changes.new.append(_make_group_incident(policy, group, ref, now))
+        if group.is_looping:
+            _open_incident(changes, _make_group_incident(policy, group, ref, now), existing)
         elif existing is not None and group.has_recovered:
             _end_incident(
                 changes, existing, "Resolved", "Recovered", "the group is ready again", now
@@ -250,8 +253,22 @@ def _make_incident_name(pod: str, container: Container, suffix: str) -> str:
     return pod[: 253 - len(end)] + end
 
 
-def _has_incident(name: str, incidents: list[Object]) -> bool:
-    return any(one["metadata"]["name"] == name for one in incidents)
+def _find_incident(name: str, incidents: list[Object]) -> Object | None:
+    return next((one for one in incidents if one["metadata"]["name"] == name), None)
+
+
+def _open_incident(changes: IncidentChanges, made: Object, existing: Object | None) -> None:
+    """Open the incident ``made``, unless it exists.
+
+    The status is a write of its own, so an ``existing`` one without a status gets it now.
+    """
+    if existing is None:
+        changes.new.append(made)
+    elif not existing.get("status"):
+        meta = {key: existing["metadata"][key] for key in ("name", "namespace")}
+        changes.updates.append(
+            {key: made[key] for key in ("apiVersion", "kind", "status")} | {"metadata": meta}
+        )
 
 
 def _is_replacement_requested(incident: Object) -> bool:

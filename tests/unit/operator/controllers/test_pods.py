@@ -21,7 +21,7 @@ from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key, Kind, Object
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.client import Api, ApiError
 from tests import fake_api
 from tests.fake_api import Answer, FakeApi
 
@@ -194,7 +194,7 @@ def test_an_incident_that_cannot_be_written_holds_up_no_other() -> None:
     assert found == {"vllm-0-1": "Confirmed", "vllm-0-2": "Unresolved"}
 
 
-def oom_killed(name: str, killed: str) -> PodView:
+def oom_killed(name: str, killed: str = "2026-01-01T00:00:00Z") -> PodView:
     """A running pod whose engine was OOM-killed before."""
     ended = {"reason": "OOMKilled", "exitCode": 137, "startedAt": killed, "finishedAt": killed}
     status = {
@@ -203,6 +203,51 @@ def oom_killed(name: str, killed: str) -> PodView:
     }  # fmt: skip
     meta = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
     return PodView.parse({"metadata": meta, "status": {"containerStatuses": [status]}})
+
+
+def crash_looping(name: str) -> PodView:
+    """A pod whose engine the kubelet starts again with more and more delay."""
+    ended = {"reason": "Error", "exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}
+    status = {
+        "name": "engine", "restartCount": 3, "lastState": {"terminated": ended},
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    }  # fmt: skip
+    meta = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return PodView.parse({"metadata": meta, "status": {"containerStatuses": [status]}})
+
+
+@pytest.mark.parametrize("make", [oom_killed, crash_looping])
+def test_a_status_that_a_former_leader_did_not_write_is_written(
+    definitions: Definitions, make: Any
+) -> None:
+    """The incident's status is a write of its own. Without it, an OOM kill was an open incident for
+    as long as its pod lived, which nobody could read and which held back scale-in."""
+    api, store, key = FakeApi(definitions), Store(), Key("ml", "qwen")
+    api.changed = lambda item, gone: (store.remove if gone else store.put)(item)
+    service = {"kind": "InferenceService", "metadata": {"name": "qwen", "namespace": "ml"}}
+    pods, writes = [make("qwen-0")], list[str]()
+
+    def refuse(method: str, kind: str, name: str) -> None:
+        writes.append(name)
+        if len(writes) == 2:
+            raise Answer(500, "InternalError", "the leader ended here")
+
+    def run() -> None:
+        found, now = store.list_children(key, {"LeakIncident"}), "2026-01-01T00:10:00Z"
+        evictions = Evictions(api, lambda: 0.0, 15.0)
+        asyncio.run(reconcile_pods(api, store, key, service, pods, found, now, CONFIG, evictions))
+
+    api.refuse = refuse
+    with pytest.raises(ApiError, match="the leader ended here"):
+        run()
+    assert [one.get("status") for one in api.all("LeakIncident")] == [None]
+    run()
+    (made,) = api.all("LeakIncident")
+    assert made["status"]["phase"] in ("Unresolved", "Confirmed")
+    assert made["status"]["message"].startswith(("the kernel OOM-killed", "container engine has"))
+    count = len(writes)
+    run()
+    assert len(writes) == count, "it is written once"
 
 
 def test_an_incident_that_was_deleted_for_later_ones_is_not_made_again(

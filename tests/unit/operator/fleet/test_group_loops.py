@@ -90,6 +90,14 @@ def test_four_recreations_in_ten_minutes_are_one_incident(definitions: Definitio
         assert not later.updates, "it outlives each of its pods"
 
 
+def test_a_status_that_was_not_written_is_written(definitions: Definitions) -> None:
+    group = starts(GroupHistory(), 0, 20, 40, 60, 80)
+    made = opened(definitions, group, 82)
+    (update,) = plan(group, [made | {"status": {}}], 90).updates
+    assert update["metadata"] == {"name": made["metadata"]["name"], "namespace": "ml"}
+    assert update["status"]["message"] == made["status"]["message"]
+
+
 def test_it_ends_when_the_group_is_ready_and_stays(definitions: Definitions) -> None:
     history = GroupHistory()
     made = opened(definitions, starts(history, 0, 20, 40, 60, 80), 82)
