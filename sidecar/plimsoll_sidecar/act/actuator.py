@@ -34,7 +34,7 @@ from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.govern.state import PARTNER_TEST_DURATION_S
-from plimsoll_sidecar.signals.process_table import ProcessId
+from plimsoll_sidecar.signals.process_table import ProcessId, is_running
 
 log = logging.getLogger(__name__)
 
@@ -323,7 +323,9 @@ class Actuator:
         longest_s = command.deadline_s + MAX_DEPARTURE_S + readiness.RESTART_UNREADY_TIMEOUT_S
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
         self._wait_until_left(command)
-        result = self._engine.drain(command)
+        main = self._get_main_process()
+        # The next engine, which may start before the deadline, must not be paused.
+        result = self._engine.drain(command, lambda: main is None or is_running(main))
         if result.outcome is Outcome.REFUSED:
             readiness.clear_reasons(self._state_dir, readiness.DRAIN)
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -54,7 +55,7 @@ class Engine:
         self.asked_for_arrivals += 1
         return Arrivals(min(self.asked_for_arrivals, self.arrivals), 1.0)
 
-    def drain(self, command: Command) -> Result:
+    def drain(self, command: Command, is_wanted: Callable[[], bool]) -> Result:
         self.drained_after.append(self.asked_for_arrivals)
         self.drained_for.append(command.deadline_s)
         return Result(operation_id=command.operation_id, outcome=Outcome.SUCCEEDED)
