@@ -42,6 +42,21 @@ def rules() -> list[dict[str, Any]]:
     return [*burns, *_supervisor(), *_operator()]
 
 
+def _count_late(counter: str, span: str, own_labels: str, scrapes: str) -> str:
+    """Return the increase of a counter that appears only when it first counts.
+
+    Its first value has no increase: it counts if its target was scraped more often than it was
+    seen. ``own_labels`` are those that its target lacks, ``scrapes`` is the number of its scrapes.
+    """
+    return (
+        f"  increase({counter}[{span}]) > 0\n"
+        f"  or {counter} and (\n"
+        f"    count_over_time({counter}[{span}])\n"
+        f"    < ignoring ({own_labels}) group_left () {scrapes}\n"
+        "  )"
+    )
+
+
 def _supervisor() -> list[dict[str, Any]]:
     return [
         _alert(
@@ -66,12 +81,14 @@ def _supervisor() -> list[dict[str, Any]]:
         *(_slow_leak(*one) for one in (("warning", 604800, 86400), ("critical", 86400, None))),
         _alert(
             "PlimsollIncidentUnresolved",
-            # A counter that appears with 1 has no increase: its first value is an increase too.
-            "sum by (namespace, service, pod, kind, outcome) (\n"
-            '  increase(plimsoll_incidents_ended_total{phase="Unresolved"}[1h]) > 0\n'
-            '  or (plimsoll_incidents_ended_total{phase="Unresolved"}\n'
-            "      unless plimsoll_incidents_ended_total offset 1h)\n"
-            ")",
+            "sum by (cluster, namespace, service, pod, kind, outcome) (\n"
+            + _count_late(
+                'plimsoll_incidents_ended_total{phase="Unresolved"}',
+                "1h",
+                "kind, phase, outcome",
+                "count_over_time(plimsoll_supervisor_samples_total[1h])",
+            )
+            + "\n)",
             "critical",
             "An incident of {{ $labels.service }} ended unresolved: {{ $labels.outcome }}",
             "The supervisor of {{ $labels.pod }} could not resolve the {{ $labels.kind }}. Run"
@@ -97,7 +114,7 @@ def _supervisor() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollEngineLoopBlocked",
-            "max by (namespace, service, pod)"
+            "max by (cluster, namespace, service, pod)"
             ' (plimsoll_engine_event_loop_block_max_seconds{clock="wall"}) > 0.5',
             "warning",
             "The streams of {{ $labels.pod }} keep pausing",
@@ -125,11 +142,12 @@ def _supervisor() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollJournalDamaged",
-            # A journal is read at the start: the counter may appear with its first value.
-            "sum by (namespace, service, pod, part) (\n"
+            # A journal is read at the start, before the first scrape, and may be as damaged as at
+            # the last start. A sample a second: this supervisor is younger than an hour.
+            "sum by (cluster, namespace, service, pod, part) (\n"
             "  increase(plimsoll_supervisor_journal_damaged_total[1h]) > 0\n"
-            "  or (plimsoll_supervisor_journal_damaged_total > 0\n"
-            "      unless plimsoll_supervisor_journal_damaged_total offset 1h)\n"
+            "  or plimsoll_supervisor_journal_damaged_total > 0\n"
+            "    and ignoring (part) plimsoll_supervisor_samples_total < 3600\n"
             ")",
             "warning",
             "The journal of {{ $labels.pod }} is damaged",
@@ -160,9 +178,9 @@ def _supervisor() -> list[dict[str, Any]]:
             "PlimsollSupervisorDown",
             # One that crashes again and again answers now and then, and its pod stays ready. A pod
             # that starts may have the address of an earlier one.
-            "max by (namespace, service, pod) (\n"
+            "max by (cluster, namespace, service, pod) (\n"
             "  avg_over_time(up[10m]) < 0.5\n"
-            "  and on (namespace, pod, job, instance)\n"
+            "  and on (cluster, namespace, pod, job, instance)\n"
             "    last_over_time(plimsoll_supervisor_samples_total[1d])\n"
             ")",
             "warning",
@@ -173,7 +191,7 @@ def _supervisor() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollSupervisorPartFailing",
-            "min by (namespace, service, pod, part) (plimsoll_supervisor_part_ok) == 0",
+            "min by (cluster, namespace, service, pod, part) (plimsoll_supervisor_part_ok) == 0",
             "warning",
             "A part of the supervisor of {{ $labels.pod }} keeps failing: {{ $labels.part }}",
             "The part {{ $labels.part }} has not succeeded for ten minutes. The supervisor's log"
@@ -201,10 +219,25 @@ def _slow_leak(severity: str, most_s: int, least_s: int | None) -> dict[str, Any
 def _operator() -> list[dict[str, Any]]:
     return [
         _alert(
+            "PlimsollOperatorAbsent",
+            # Supervisors that plimsoll inject added need no operator: only one that was there can
+            # be missed. None leads either while each one waits for the Lease.
+            "group by (cluster, namespace) (last_over_time(plimsoll_operator_leader[7d]))\n"
+            "unless group by (cluster, namespace) (plimsoll_operator_leader == 1)",
+            "warning",
+            "No operator works in namespace {{ $labels.namespace }}",
+            "No operator has been the leader for ten minutes, or Prometheus cannot scrape it."
+            " Supervisors keep working. Changes of specs, status updates and PodReplace wait, and"
+            " new pods of SupervisionPolicies may start without a supervisor.",
+            wait="10m",
+            dashboard="operator",
+        ),
+        _alert(
             "PlimsollOperatorWatchStale",
             # A quiet cluster sends no events; a list that shows more than the watch is proof.
-            "max by (namespace, pod) (plimsoll_operator_canary_age_seconds) > 120\n"
-            "or sum by (namespace, pod) (increase(plimsoll_operator_watch_missed_total[15m])) > 0",
+            "max by (cluster, namespace, pod) (plimsoll_operator_canary_age_seconds) > 120\n"
+            "or sum by (cluster, namespace, pod)"
+            " (increase(plimsoll_operator_watch_missed_total[15m])) > 0",
             "warning",
             "The operator misses changes from the API server",
             "Its canary read failed for two minutes, or a full list showed changes that no watch"
@@ -215,7 +248,7 @@ def _operator() -> list[dict[str, Any]]:
         _alert(
             "PlimsollOperatorPartFailing",
             # A part restarts after 60 s at most: five failures are no hiccup.
-            "sum by (namespace, pod, part)"
+            "sum by (cluster, namespace, pod, part)"
             " (increase(plimsoll_operator_part_failures_total[10m])) > 4",
             "warning",
             "A background task of the operator keeps failing: {{ $labels.part }}",
@@ -227,9 +260,16 @@ def _operator() -> list[dict[str, Any]]:
         _alert(
             "PlimsollAdmissionFailing",
             # The API server counts the reviews that the webhook did not answer at all.
-            'sum (increase(plimsoll_operator_admissions_total{result="failed"}[15m])) > 0\n'
-            "or sum (increase(apiserver_admission_webhook_fail_open_count\n"
-            '  {name=~".+[.]pods[.]plimsoll[.]dev"}[15m])) > 0',
+            "sum by (cluster)"
+            ' (increase(plimsoll_operator_admissions_total{result="failed"}[15m])) > 0\n'
+            "or sum by (cluster) (\n"
+            + _count_late(
+                'apiserver_admission_webhook_fail_open_count{name=~".+[.]pods[.]plimsoll[.]dev"}',
+                "15m",
+                "name, type",
+                "sum_over_time(up[15m])",
+            )
+            + "\n)",
             "warning",
             "Pods start without the supervisor that a SupervisionPolicy selects for them",
             "The webhook failed or did not answer for {{ $value | humanize }} pods in 15 minutes."
@@ -238,7 +278,7 @@ def _operator() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollWebhookNotReady",
-            "max by (namespace, pod) (plimsoll_operator_webhook_ready) == 0",
+            "max by (cluster, namespace, pod) (plimsoll_operator_webhook_ready) == 0",
             "warning",
             "The webhook of operator {{ $labels.pod }} cannot answer the API server",
             "If no other replica answers, new pods of SupervisionPolicies start without a"
@@ -248,7 +288,8 @@ def _operator() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollWebhookCertificateExpiring",
-            "min by (secret) (plimsoll_operator_webhook_certificate_expiry_timestamp_seconds)"
+            "min by (cluster, secret)"
+            " (plimsoll_operator_webhook_certificate_expiry_timestamp_seconds)"
             " - time() < 604800",
             "warning",
             "The webhook's certificate expires soon: Secret {{ $labels.secret }}",
@@ -259,7 +300,7 @@ def _operator() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollSuspectRevision",
-            "max by (inferenceservice, supervisionpolicy, workload)"
+            "max by (cluster, inferenceservice, supervisionpolicy, workload)"
             " (plimsoll_operator_suspect_revisions) == 1",
             "warning",
             "Most replicas of {{ $labels.inferenceservice }}{{ $labels.workload }}"
@@ -272,7 +313,7 @@ def _operator() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollPodsUnsupervised",
-            "sum by (supervisionpolicy) (max by (supervisionpolicy, state)\n"
+            "sum by (cluster, supervisionpolicy) (max by (cluster, supervisionpolicy, state)\n"
             '  (plimsoll_operator_policy_pods{state!="Supervised"})) > 0',
             "warning",
             "Pods that {{ $labels.supervisionpolicy }} selects run without a supervisor",
@@ -283,8 +324,21 @@ def _operator() -> list[dict[str, Any]]:
             dashboard="operator",
         ),
         _alert(
+            "PlimsollEvictionRefused",
+            "sum by (cluster, inferenceservice, supervisionpolicy)"
+            " (increase(plimsoll_operator_refused_evictions_total[10m])) > 0",
+            "warning",
+            "A pod of {{ $labels.inferenceservice }}{{ $labels.supervisionpolicy }}"
+            " cannot be evicted",
+            "Its supervisor requests a replacement (PodReplace), and for 15 minutes the API server"
+            " has refused the eviction, most often because of a PodDisruptionBudget. The operator"
+            " keeps trying, and its log has the reason.",
+            wait="15m",
+            dashboard="operator",
+        ),
+        _alert(
             "PlimsollInjectionStopped",
-            "max by (supervisionpolicy) (plimsoll_operator_injection_stopped) == 1",
+            "max by (cluster, supervisionpolicy) (plimsoll_operator_injection_stopped) == 1",
             "warning",
             "New pods of {{ $labels.supervisionpolicy }} get no supervisor",
             "Several pods do not start with theirs, or the API server refuses pods for it, so the"

@@ -82,6 +82,10 @@ def operator() -> Dashboard:
         .with_panel(lines("Last event by kind", SECONDS, "Time since the last event of each watch.",
                           (f"max by (kind) ({_of_leader('watch_kind_age_seconds')})",
                            "{{kind}}")))
+        .with_panel(lines("Refused evictions", RATE, "Tried again every 15 seconds.",
+                          ("sum by (inferenceservice, supervisionpolicy)"
+                           " (rate(plimsoll_operator_refused_evictions_total"
+                           "[$__rate_interval]))", "{{inferenceservice}}{{supervisionpolicy}}")))
     )  # fmt: skip
 
 

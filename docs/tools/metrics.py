@@ -85,7 +85,7 @@ def engine() -> list[Family]:
 def operator() -> list[Family]:
     nothing: Any = _Nothing()
     known = nothing, nothing, nothing, nothing, nothing, nothing
-    parts = OperatorCollector(*known, (), {}, {}, {}, (), lambda: 0.0, nothing, {})
+    parts = OperatorCollector(*known, (), {}, {}, {}, (), (), lambda: 0.0, nothing, {})
     return _families([*_collectors(OperatorMetrics().registry), parts])
 
 

@@ -106,6 +106,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             policies.pods,
             policies.stopped,
             (controller.verdicts, policies.verdicts),
+            (controller.evictions.refusals, policies.evictions.refusals),
         ),
     )
     failures = background.failures

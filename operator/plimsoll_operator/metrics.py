@@ -124,6 +124,7 @@ class OperatorCollector(Collector):
         policy_pods: Mapping[Key, Mapping[SupervisionState, int]],
         stopped: Mapping[Key, bool],
         verdicts: Sequence[Mapping[Key, Sequence[tuple[str, Object]]]],
+        refused_evictions: Sequence[Mapping[Key, int]],
         canary_age_s: Callable[[], float],
         election_api: Api | None,
         failures: Mapping[str, int],
@@ -135,6 +136,7 @@ class OperatorCollector(Collector):
         self._suspects, self._canary_age_s = suspects, canary_age_s
         self._suspect_workloads, self._policy_pods = suspect_workloads, policy_pods
         self._stopped, self._verdicts = stopped, verdicts
+        self._refused_evictions = refused_evictions
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics with their current values."""
@@ -197,9 +199,17 @@ class OperatorCollector(Collector):
             labels=("inferenceservice", "supervisionpolicy"),
         )
         for key, count in sorted(self._scraper.count_drained_pods().items()):
-            name, policy = f"{key.namespace}/{key.name}", key.kind == POLICY.kind
-            drained.add_metric(("", name) if policy else (name, ""), count)
+            drained.add_metric(_make_owner_labels(key), count)
         yield drained
+        refused = CounterMetricFamily(
+            f"{METRIC_PREFIX}refused_evictions",
+            "Evictions of pods that the API server refused, for example because of a"
+            " PodDisruptionBudget. The operator tries again every 15 seconds.",
+            labels=("inferenceservice", "supervisionpolicy"),
+        )
+        for key, count in sorted(one for part in self._refused_evictions for one in part.items()):
+            refused.add_metric(_make_owner_labels(key), count)
+        yield refused
         stopped = GaugeMetricFamily(
             f"{METRIC_PREFIX}injection_stopped",
             "1 while new pods of a SupervisionPolicy get no supervisor, because pods with a"
@@ -260,16 +270,20 @@ class OperatorCollector(Collector):
             labels=labels,
         )
         for key, found in sorted(item for part in self._verdicts for item in part.items()):
-            name, policy = f"{key.namespace}/{key.name}", key.kind == POLICY.kind
-            owner = ("", name) if policy else (name, "")
             for workload, entry in found:
-                values = (*owner, workload, entry["revision"])
+                values = (*_make_owner_labels(key), workload, entry["revision"])
                 for leaks in Leaks:
                     verdict.add_metric((*values, leaks.value), float(entry["leaks"] == leaks))
                 if "minutesLeft" in entry:
                     wait.add_metric(values, entry["minutesLeft"] * 60.0)
         yield verdict
         yield wait
+
+
+# The values of the two labels for the owner: only that of its kind is not empty.
+def _make_owner_labels(key: Key) -> tuple[str, str]:
+    name = f"{key.namespace}/{key.name}"
+    return ("", name) if key.kind == POLICY.kind else (name, "")
 
 
 def _make_gauge(name: str, text: str, value: float) -> Metric:

@@ -24,11 +24,12 @@ META = "__meta_kubernetes_"
 POD_LABEL = f"{META}pod_label_"
 
 
-def target(pod: str, port_name: str, **labels: str) -> dict[str, Any]:
+def target(pod: str, port_name: str, phase: str = "Running", **labels: str) -> dict[str, Any]:
     """Return a port of a pod, as the discovery of pods does."""
     found = {
         f"{META}namespace": "team",
         f"{META}pod_name": pod,
+        f"{META}pod_phase": phase,
         f"{META}pod_container_port_name": port_name,
     }
     own = {f"{POD_LABEL}{name}": value for name, value in labels.items()}
@@ -42,18 +43,20 @@ def plimsoll(component: str) -> dict[str, str]:
 TARGETS = [
     target("service-0", "http", plimsoll_dev_service="qwen"),
     target("service-0", "metrics", plimsoll_dev_service="qwen"),
+    target("evicted-0", "metrics", "Failed", plimsoll_dev_service="qwen"),
     target("policy-0", "metrics", plimsoll_dev_policy="engines"),
     target("policy-1", "metrics-9464", plimsoll_dev_policy="engines"),
     target("policy-1", "probe", plimsoll_dev_policy="engines"),
     target("other-0", "metrics"),
     target("operator-0", "http", **plimsoll("operator")),
     target("operator-0", "webhook", **plimsoll("operator")),
+    target("operator-1", "http", "Succeeded", **plimsoll("operator")),
 ]
 EXPECTED = {
     ("plimsoll", "service-0", "qwen", "team"): 2,
     ("plimsoll", "policy-0", "engines", "team"): 1,
     ("plimsoll", "policy-1", "engines", "team"): 1,
-    ("plimsoll-operator", None, None, None): 1,
+    ("plimsoll-operator", "operator-0", None, "team"): 1,
 }
 
 

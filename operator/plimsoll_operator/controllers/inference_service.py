@@ -111,7 +111,7 @@ class InferenceServiceController(Reconciler[_Observation]):
     ) -> float | None:
         incidents, now = self._list_incidents(key), self._clock()
         return await reconcile_pods(
-            self._api, self._store, key, item, pods, incidents, now, self._config, self._evictions
+            self._api, self._store, key, item, pods, incidents, now, self._config, self.evictions
         )
 
     async def _apply(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from plimsoll_operator.config import DEFAULT_INTERVALS, Config, Intervals
@@ -33,11 +34,19 @@ MAX_PODS_WITH_EVENTS = 4
 
 
 class Evictions:
-    """Evictions, with at least ``retry_s`` seconds between two attempts for a pod."""
+    """Evictions, with at least ``retry_s`` seconds between two attempts for a pod.
+
+    ``refusals`` counts the refused attempts of each service or policy.
+    """
 
     def __init__(self, api: Api, clock: Callable[[], float], retry_s: float) -> None:
         self._api, self._clock, self._retry_s = api, clock, retry_s
         self._retry_at: dict[str, float] = {}
+        self.refusals: Counter[Key] = Counter()
+
+    def forget(self, key: Key) -> None:
+        """Drop the count of a deleted service or policy."""
+        self.refusals.pop(key, None)
 
     async def evict(self, key: Key, pod: PodView) -> float | None:
         """Evict ``pod`` if an attempt is due.
@@ -54,6 +63,7 @@ class Evictions:
             log.info("%s: evicted Pod %s at the request of its supervisor", key, pod.name)
             return None
         log.warning("%s: Pod %s cannot be evicted yet: %s", key, pod.name, refusal)
+        self.refusals[key] += 1
         self._retry_at[pod.uid] = now + self._retry_s
         return self._retry_s
 

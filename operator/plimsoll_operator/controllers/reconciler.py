@@ -83,7 +83,7 @@ class Reconciler(ABC, Generic[Observation]):
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._requeue_later, self._clock = config, requeue_later, clock
         self._owned, self._recorder = OwnedObjectWriter(api, store), EventRecorder(api, clock)
-        self._evictions = Evictions(api, time.monotonic, config.intervals.evict_again)
+        self.evictions = Evictions(api, time.monotonic, config.intervals.evict_again)
         self._refusals = FailureCounter()
         self._claimed_devices = ClaimedDevices(api, time.monotonic)
 
@@ -91,7 +91,7 @@ class Reconciler(ABC, Generic[Observation]):
         """Reconcile ``key`` and update its status."""
         item = self._get_item(key)
         if item is None:
-            for stateful in (self._scraper, self._refusals, self._owned, self):
+            for stateful in (self._scraper, self._refusals, self._owned, self.evictions, self):
                 stateful.forget(key)
             retention_s = await delete_expired_incidents(
                 self._api, self._store, key, self._list_incidents(key), self._clock(), self._config

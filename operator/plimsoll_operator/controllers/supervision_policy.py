@@ -148,7 +148,7 @@ class PolicyController(Reconciler[_Observation]):
         return await reconcile_pods(
             self._api, self._store, key, item, _make_views_without_containers(pods),
             self._list_incidents(key), self._clock(), self._config,
-            self._evictions, {one.name for one in pods if one.member.workload is None},
+            self.evictions, {one.name for one in pods if one.member.workload is None},
             self._groups.record_starts(key, pods, self._clock()),
         )  # fmt: skip
 

@@ -49,7 +49,7 @@ def make_burn_rate_expression(range_s: int, matchers: str = "", window: str = ""
     """
     growth = f"plimsoll_memory_unexplained_growth_bytes_total{matchers}"
     return (
-        "max by (namespace, service, kind) (\n"
+        "max by (cluster, namespace, service, kind) (\n"
         f"  increase({growth}[{format_range(range_s)}]) / plimsoll_memory_budget_bytes{matchers}\n"
         f"  * (plimsoll_memory_budget_window_seconds{matchers}{window}) / {range_s}\n"
         ")"

@@ -20,6 +20,7 @@ from plimsoll_operator.render.monitoring import RUNBOOKS_URL
 from tests.unit.dashboards import queries
 
 RULES_TEST = Path(__file__).with_name("alerts_test.yaml")
+SERIES_TEST = Path(__file__).with_name("series_test.yaml")
 
 
 def promtool(*arguments: str) -> str:
@@ -73,7 +74,7 @@ def test_every_metric_of_the_webhook_is_shown() -> None:
 
 def test_rules_fire_and_stay_quiet() -> None:
     promtool("check", "rules", str(queries.FOLDER / "alerts.yaml"))
-    promtool("test", "rules", str(RULES_TEST))
+    promtool("test", "rules", str(RULES_TEST), str(SERIES_TEST))
     cases = yaml.safe_load(RULES_TEST.read_text())["tests"]
     tested: dict[str, set[bool]] = {}
     for case in cases:

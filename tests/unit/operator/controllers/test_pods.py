@@ -121,6 +121,9 @@ def test_a_refused_eviction_is_tried_again_only_after_its_interval() -> None:
         found.append(asyncio.run(evictions.evict(KEY, pod)))
     assert found == [15.0, pytest.approx(14.9), 1.0, 15.0, 14.0, None]
     assert len(asked) == 3
+    assert evictions.refusals == {KEY: 2}
+    evictions.forget(KEY)
+    assert not evictions.refusals
 
 
 def recorded(name: str, **status: Any) -> Object:
