@@ -6,6 +6,7 @@ set labels, so a role grants no permissions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -88,6 +89,14 @@ _PROGRAM_ROLES = {
 }
 
 
+# vLLM accepts sizes such as 80g in its JSON arguments, outside strings.
+_STRING_OR_SIZE_PATTERN = re.compile(
+    r'"(?:[^"\\]|\\.?)*+(?:"|\Z)|\b(?P<number>\d+(?:\.\d+)?)(?P<unit>[kKmMgGtT])\b', re.S
+)
+_SIZE_UNITS = {unit: 1000.0**exponent for exponent, unit in enumerate("kmgt", 1)}
+_SIZE_UNITS |= {unit: 1024.0**exponent for exponent, unit in enumerate("KMGT", 1)}
+
+
 class ConnectorOptions(msgspec.Struct):
     """Options of a KV connector: the time for which it holds blocks, and nested connectors."""
 
@@ -141,9 +150,15 @@ def parse_transfer_config(arguments: Sequence[str]) -> TransferConfig | None:
     if text is None:
         return _parse_dotted_flags(arguments)
     try:
-        return decode(text.encode(), TransferConfig)
+        return decode(_STRING_OR_SIZE_PATTERN.sub(_expand_size, text).encode(), TransferConfig)
     except MalformedError:
         return None
+
+
+def _expand_size(match: re.Match[str]) -> str:
+    if match["number"] is None:
+        return match[0]
+    return str(float(match["number"]) * _SIZE_UNITS[match["unit"]])
 
 
 def iterate_option_values(arguments: Sequence[str], flag: str) -> Iterator[str]:

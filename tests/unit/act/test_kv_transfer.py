@@ -68,6 +68,10 @@ def test_of_several_connectors_the_longest_time_counts() -> None:
         ['--kv-transfer-config={"kv_connector": "NixlConnector"}'],
         ['--kv_transfer_config={"kv_connector": "NixlConnector"}'],
         ["--kv-transfer-config.kv_connector", "NixlConnector"],
+        [
+            '--kv-transfer-config={"kv_connector": "NixlConnector", "engine_id": "a 8g \\" 8g",'
+            ' "kv_connector_extra_config": {"cpu_bytes_to_use": 80g, "n": [1.5M]}}'
+        ],
         ["--kv-transfer-config.kv_connector=NixlConnector", "--kv-transfer-config.kv_role=kv_both"],
     ],
 )
