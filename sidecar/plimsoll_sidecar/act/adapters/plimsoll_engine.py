@@ -20,6 +20,7 @@ from plimsoll_api.admin import (
     Status,
 )
 from plimsoll_api.decoding import MalformedError, decode
+from plimsoll_api.files import open_regular_file
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.engine_adapter import Arrivals
 from plimsoll_sidecar.act.adapters.processes import OwnedEngine, end_orphaned_helpers
@@ -52,6 +53,7 @@ DIAGNOSTIC_TIMEOUT_S = 15.0
 # A result's message is logged, stored and shown.
 MAX_MESSAGE_CHARS = 1000
 MAX_STATUS_BYTES = 1 << 20
+MAX_TOKEN_BYTES = 4096
 # The journal stores many epochs. Those of Plimsoll's engine have about 20 characters.
 MAX_EPOCH_CHARS = 128
 _FINAL_STATES = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
@@ -250,12 +252,17 @@ class PlimsollEngine(OwnedEngine):
         raise RefusedError(answer.status, f"{method} {path} failed: {_describe_error(answer)}")
 
     def _read_token(self) -> str:
+        # The engine can replace the file, because it shares the directory.
         try:
-            return self._token_file.read_text().strip()
+            file = open_regular_file(self._token_file)
         except OSError as error:
             raise EngineError(
                 f"cannot read the admin token {self._token_file}: {error.strerror}"
             ) from error
+        if file is None:
+            raise EngineError(f"the admin token {self._token_file} is not a regular file")
+        with file:
+            return file.read(MAX_TOKEN_BYTES).decode(errors="replace").strip()
 
 
 def _decode(data: bytes, target_type: type[_T]) -> _T:
