@@ -75,8 +75,7 @@ test-next: $(READY)
 	$(NEXT)/bin/pytest -n 3 --dist loadscope -m 'not long' tests/unit tests/integration/engine
 
 # Real vLLM and SGLang without a GPU: some 15 GB below PLIMSOLL_ENGINES (~/.cache/plimsoll-engines).
-# Their Python
-# is 3.12; PLIMSOLL_ENGINES_PYTHON names another interpreter.
+# Their Python is 3.12; PLIMSOLL_ENGINES_PYTHON names another interpreter.
 engines: $(READY)
 	$(BIN)/python -m tests.conformance.setup
 
