@@ -22,12 +22,12 @@ from leaklab.heights import BUDGET, any_height
 from leaklab.origins import TIMES_LEVEL, Origin, origin_of
 from leaklab.series import DAY, Build, Curve, Series
 from leaklab.views import LONGEST, habits
+from plimsoll_api.assessment import DEVICE_SEGMENTS
 
 MOST = 0.96
 """The most of its budget that a run holds whose budget was set without a look."""
 TRIES = 60
 """Until an engine is drawn that holds anything."""
-ON_DEVICE = {"non_torch", "torch_allocated", "torch_reserved_unused"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def family(mechanism: Mechanism, segment: str, **settings: Any) -> Build:
             return unit * (held.curve(t) - held.least)
 
         where: dict[str, Any] = {"other": memory, "other_in": segment}
-        if segment in ON_DEVICE:
+        if segment in DEVICE_SEGMENTS:
             where = {"device": True, "device_other": memory, "device_other_in": segment}
         own = habits(seed) | settings | where | {"counters": dict(shown.counters)}
         return long(seed, **own, load=between_steps(shown.asked, MINUTE))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leaklab.series import EIGHT, MIB, Curve, diurnal
+from plimsoll_api.assessment import DEVICE_SEGMENTS
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,6 @@ class Mechanism:
 
     name: str
     segment: str
-    kind: str = "HostGrowth"
     role: str = "worker"
     malloc: bool = True
     noises: tuple[float, ...] = (8 * MIB, 25 * MIB, 40 * MIB)
@@ -28,49 +28,54 @@ class Mechanism:
     load: Curve = EIGHT
     beside: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def kind(self) -> str:
+        """The incident's, by where the memory is."""
+        return "DeviceGrowth" if self.segment in DEVICE_SEGMENTS else "HostGrowth"
+
 
 DEVELOPMENT = (
     Mechanism("request_cycle", "malloc_in_use"),
     Mechanism("tokenizer_cache", "python_objects", role="frontend"),
-    Mechanism("device_dict", "torch_allocated", "DeviceGrowth"),
+    Mechanism("device_dict", "torch_allocated"),
 )
 SEEN = (
     Mechanism("append_list", "python_objects"),
     Mechanism("method_cache", "malloc_in_use"),
     Mechanism("mmap_growth", "anonymous_other"),
     Mechanism("shared_growth", "shared"),
-    Mechanism("device_raw", "non_torch", "DeviceGrowth"),
+    Mechanism("device_raw", "non_torch"),
     Mechanism("foreign_frontend", "anonymous_other", role="frontend", malloc=False),
     Mechanism("exception_chain", "malloc_in_use"),
     Mechanism("detokenizer_state", "python_objects", role="frontend"),
     Mechanism("arena_mapping", "anonymous_other"),
     Mechanism("ring_segments", "shared"),
-    Mechanism("collective_buffers", "non_torch", "DeviceGrowth"),
-    Mechanism("graph_pools", "torch_reserved_unused", "DeviceGrowth"),
+    Mechanism("collective_buffers", "non_torch"),
+    Mechanism("graph_pools", "torch_reserved_unused"),
     Mechanism("foreign_worker", "anonymous_other", malloc=False),
     Mechanism("grammar_states", "malloc_in_use"),
     Mechanism("stream_queues", "python_objects", role="frontend"),
     Mechanism("thread_stacks", "anonymous_other"),
     Mechanism("media_handover", "shared"),
-    Mechanism("kernel_modules", "non_torch", "DeviceGrowth"),
-    Mechanism("fragmentation", "torch_reserved_unused", "DeviceGrowth"),
-    Mechanism("logit_masks", "torch_allocated", "DeviceGrowth"),
+    Mechanism("kernel_modules", "non_torch"),
+    Mechanism("fragmentation", "torch_reserved_unused"),
+    Mechanism("logit_masks", "torch_allocated"),
     Mechanism("foreign_runtime", "anonymous_other", malloc=False),
     Mechanism("aborted_slots", "malloc_in_use", noises=(18 * MIB,)),
     Mechanism("trace_spans", "python_objects", role="frontend", noises=(10 * MIB,)),
     Mechanism("pinned_transfers", "anonymous_other", noises=(28 * MIB,)),
     Mechanism("dead_peers", "shared", noises=(50 * MIB,)),
-    Mechanism("ipc_handles", "non_torch", "DeviceGrowth", noises=(14 * MIB,)),
-    Mechanism("stream_pools", "torch_reserved_unused", "DeviceGrowth", noises=(38 * MIB,)),
-    Mechanism("draft_states", "torch_allocated", "DeviceGrowth", noises=(22 * MIB,)),
+    Mechanism("ipc_handles", "non_torch", noises=(14 * MIB,)),
+    Mechanism("stream_pools", "torch_reserved_unused", noises=(38 * MIB,)),
+    Mechanism("draft_states", "torch_allocated", noises=(22 * MIB,)),
     Mechanism("foreign_connector", "anonymous_other", malloc=False, noises=(32 * MIB,)),
     Mechanism("tokenizer_clones", "malloc_in_use", noises=(20 * MIB,)),
     Mechanism("response_store", "python_objects", role="frontend", noises=(12 * MIB,)),
     Mechanism("compile_workers", "anonymous_other", noises=(30 * MIB,)),
     Mechanism("plasma_objects", "shared", noises=(44 * MIB,)),
-    Mechanism("virtual_mappings", "non_torch", "DeviceGrowth", noises=(36 * MIB,)),
-    Mechanism("odd_sizes", "torch_reserved_unused", "DeviceGrowth", noises=(26 * MIB,)),
-    Mechanism("prompt_logprobs", "torch_allocated", "DeviceGrowth", noises=(9 * MIB,)),
+    Mechanism("virtual_mappings", "non_torch", noises=(36 * MIB,)),
+    Mechanism("odd_sizes", "torch_reserved_unused", noises=(26 * MIB,)),
+    Mechanism("prompt_logprobs", "torch_allocated", noises=(9 * MIB,)),
     Mechanism(
         "foreign_router", "anonymous_other", role="frontend", malloc=False, noises=(17 * MIB,)
     ),
@@ -78,9 +83,9 @@ SEEN = (
     Mechanism("request_callbacks", "python_objects", role="frontend", noises=(11 * MIB,)),
     Mechanism("registered_regions", "anonymous_other", noises=(34 * MIB,)),
     Mechanism("orphaned_frames", "shared", noises=(47 * MIB,)),
-    Mechanism("event_pools", "non_torch", "DeviceGrowth", noises=(16 * MIB,)),
-    Mechanism("split_blocks", "torch_reserved_unused", "DeviceGrowth", noises=(29 * MIB,)),
-    Mechanism("encoder_outputs", "torch_allocated", "DeviceGrowth", noises=(8 * MIB,)),
+    Mechanism("event_pools", "non_torch", noises=(16 * MIB,)),
+    Mechanism("split_blocks", "torch_reserved_unused", noises=(29 * MIB,)),
+    Mechanism("encoder_outputs", "torch_allocated", noises=(8 * MIB,)),
     Mechanism("foreign_batcher", "anonymous_other", malloc=False, noises=(40 * MIB,)),
     # A stream of many answers keeps its context in the RPC server, if its client left early.
     Mechanism(
@@ -126,7 +131,6 @@ SEEN = (
     Mechanism(
         "graph_executables",
         "non_torch",
-        "DeviceGrowth",
         noises=(15 * MIB,),
         shapes=("steady", "late", "stairs", "renewed"),
     ),
@@ -134,7 +138,6 @@ SEEN = (
     Mechanism(
         "wake_pools",
         "torch_reserved_unused",
-        "DeviceGrowth",
         noises=(27 * MIB,),
         shapes=("late", "stairs", "bursty", "swells"),
     ),
@@ -142,7 +145,6 @@ SEEN = (
     Mechanism(
         "replaced_adapters",
         "torch_allocated",
-        "DeviceGrowth",
         noises=(37 * MIB,),
         shapes=("late", "stairs", "bursty", "renewed"),
         load=diurnal(6, 16, 6120),
@@ -151,7 +153,6 @@ SEEN = (
     Mechanism(
         "hidden_states",
         "torch_allocated",
-        "DeviceGrowth",
         noises=(10 * MIB,),
         shapes=("steady", "load", "tokens", "swells"),
         load=diurnal(4, 14, 7200),

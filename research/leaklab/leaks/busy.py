@@ -95,7 +95,6 @@ MECHANISMS = (
     Mechanism(
         "decoder_states",
         "non_torch",
-        "DeviceGrowth",
         shapes=("pictures", "lumps", "steady"),
         load=rushes(5, 4, 15, (1200, 7200), (600, 3600)),
     ),
@@ -104,7 +103,6 @@ MECHANISMS = (
     Mechanism(
         "convolution_plans",
         "non_torch",
-        "DeviceGrowth",
         shapes=("audios", "slowing", "escalating"),
         load=drifting(6, 8, 1800),
         beside={"other": sawtooth(70 * MIB, 950), "other_in": "python_objects"},
@@ -114,7 +112,6 @@ MECHANISMS = (
     Mechanism(
         "recurrent_states",
         "torch_allocated",
-        "DeviceGrowth",
         shapes=("tokens", "jittered", "late"),
         load=diurnal(6, 19, 5100),
         beside={"device_other": sawtooth(140 * MIB, 3300)},
@@ -124,7 +121,6 @@ MECHANISMS = (
     Mechanism(
         "steering_vectors",
         "torch_allocated",
-        "DeviceGrowth",
         shapes=("adapters", "regimes", "spells"),
         load=two_humps(5, 15, 9 * HOUR),
     ),
@@ -133,7 +129,6 @@ MECHANISMS = (
     Mechanism(
         "symmetric_pools",
         "torch_reserved_unused",
-        "DeviceGrowth",
         shapes=("lumps", "escalating", "late"),
         load=drifting(7, 10, 3600),
     ),

@@ -140,7 +140,6 @@ MECHANISMS = (
     Mechanism(
         "gathered_logits",
         "torch_allocated",
-        "DeviceGrowth",
         shapes=("aborts", "tokens", "walk"),
         load=_traffic(14),
     ),
@@ -149,7 +148,6 @@ MECHANISMS = (
     Mechanism(
         "adapter_stacks",
         "torch_allocated",
-        "DeviceGrowth",
         shapes=("adapters", "gaps", "steady"),
         load=_traffic(15),
         beside={"device_other": sawtooth(150 * MIB, 4100)},
@@ -159,7 +157,6 @@ MECHANISMS = (
     Mechanism(
         "failed_captures",
         "torch_reserved_unused",
-        "DeviceGrowth",
         shapes=("clock", "overflow", "late"),
         load=_traffic(16),
     ),
@@ -168,7 +165,6 @@ MECHANISMS = (
     Mechanism(
         "encoder_sessions",
         "non_torch",
-        "DeviceGrowth",
         shapes=("audios", "weekdays", "steady"),
         load=_traffic(17),
     ),
@@ -177,7 +173,6 @@ MECHANISMS = (
     Mechanism(
         "resize_contexts",
         "non_torch",
-        "DeviceGrowth",
         shapes=("pictures", "overflow", "late"),
         load=_traffic(18),
         beside={"other": sawtooth(60 * MIB, 900), "other_in": "python_objects"},

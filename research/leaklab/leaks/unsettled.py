@@ -77,7 +77,6 @@ MECHANISMS = (
     Mechanism(
         "library_handles",
         "non_torch",
-        "DeviceGrowth",
         noises=(12 * MIB,),
         shapes=("stairs", "late", "uneven", "steady"),
         load=diurnal(6, 17, 5400),
@@ -87,7 +86,6 @@ MECHANISMS = (
     Mechanism(
         "pinned_segments",
         "torch_reserved_unused",
-        "DeviceGrowth",
         noises=(31 * MIB,),
         shapes=("adopted", "uneven", "regimes", "late"),
     ),
@@ -96,7 +94,6 @@ MECHANISMS = (
     Mechanism(
         "position_grids",
         "torch_allocated",
-        "DeviceGrowth",
         noises=(11 * MIB,),
         shapes=("pictures", "adopted", "renewed", "steady"),
         load=diurnal(4, 11, 7920),
@@ -105,7 +102,6 @@ MECHANISMS = (
     Mechanism(
         "metric_tensors",
         "torch_allocated",
-        "DeviceGrowth",
         noises=(24 * MIB,),
         shapes=("tokens", "load", "steady", "regimes"),
         beside={"device_other": sawtooth(160 * MIB, 2700)},

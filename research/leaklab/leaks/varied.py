@@ -111,7 +111,6 @@ MECHANISMS = (
     Mechanism(
         "activity_buffers",
         "non_torch",
-        "DeviceGrowth",
         shapes=("jobs", "humps", "steady"),
         load=two_humps(3, 18, 11 * HOUR),
     ),
@@ -120,7 +119,6 @@ MECHANISMS = (
     Mechanism(
         "ghost_contexts",
         "non_torch",
-        "DeviceGrowth",
         shapes=("lumps", "crowds", "steady"),
         load=diurnal(5, 14, 7500),
         beside={"other": sawtooth(90 * MIB, 1450), "other_in": "python_objects"},
@@ -130,7 +128,6 @@ MECHANISMS = (
     Mechanism(
         "prompt_embeddings",
         "torch_allocated",
-        "DeviceGrowth",
         shapes=("prompts", "load", "compounding"),
         load=beating(5, 17, 2900, 6100),
     ),
@@ -139,7 +136,6 @@ MECHANISMS = (
     Mechanism(
         "expert_shadows",
         "torch_allocated",
-        "DeviceGrowth",
         shapes=("jobs", "humps", "late"),
         load=drifting(27, 10, 2000),
         beside={"device_other": sawtooth(110 * MIB, 2500)},
@@ -149,7 +145,6 @@ MECHANISMS = (
     Mechanism(
         "pending_events",
         "torch_reserved_unused",
-        "DeviceGrowth",
         shapes=("telegraph", "tokens", "steady"),
         load=rushes(28, 4, 15, (1000, 5600), (700, 3500)),
     ),

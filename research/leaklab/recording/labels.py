@@ -12,12 +12,10 @@ from typing import Any
 import msgspec
 
 from leaklab.recording.run import Fault, Injection, Run
-from plimsoll_api.assessment import Segment
+from plimsoll_api.assessment import DEVICE_SEGMENTS
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.trace import Header, Sample
-
-ON_DEVICE = (Segment.TORCH_ALLOCATED, Segment.TORCH_RESERVED_UNUSED, Segment.NON_TORCH)
 
 
 class Leak(msgspec.Struct):
@@ -62,7 +60,7 @@ def labels(run: Run, header: Header, samples: Sequence[Sample], counted: Iterabl
     assert run.cause is not None
     segment = run.cause.segment
     assert segment is not None
-    kind = IncidentKind.DEVICE_GROWTH if segment in ON_DEVICE else IncidentKind.HOST_GROWTH
+    kind = IncidentKind.DEVICE_GROWTH if segment in DEVICE_SEGMENTS else IncidentKind.HOST_GROWTH
     leak = Leak(
         round(start, 1), round(end, 1), kind.value, segment.value,
         round(size / max(end - start, 1.0), 1), run.mechanism, size,

@@ -20,10 +20,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from leaklab.recording import verdicts
-from leaklab.recording.labels import ON_DEVICE, Labels, Leak
+from leaklab.recording.labels import Labels, Leak
 from leaklab.recording.published import Recording, recordings
 from plimsoll_api import trace
-from plimsoll_api.assessment import Segment
+from plimsoll_api.assessment import DEVICE_SEGMENTS, Segment
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
@@ -223,7 +223,7 @@ def _with(sample: Sample, segment: Segment, size: int) -> Sample:
     """Return the sample with ``size`` bytes more, or less, in one segment of its memory."""
     if not size:
         return sample
-    if segment in ON_DEVICE:
+    if segment in DEVICE_SEGMENTS:
         first, *others = sample.device
         torch = first.torch
         if torch is not None and segment is not Segment.NON_TORCH:
