@@ -13,19 +13,17 @@ counts what a large copy on the same device reads and writes.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
 from bench.project import LAYERS, Product
-from bench.result import RESULTS, publish
+from bench.result import arguments_of, publish
 from bench.shapes import SHAPES
 from plimsoll_engine.kernels import few_rows
 from plimsoll_engine.kernels.few_rows import Tile
@@ -150,9 +148,7 @@ def copy_rate() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--name", default="few-rows")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser = arguments_of(__doc__, "few-rows")
     flags = parser.parse_args()
     jobs = [(shape, rows, i) for shape in LAYERS for rows in ROWS for i in range(WORKERS)]
     spawn = multiprocessing.get_context("spawn")

@@ -10,7 +10,6 @@ and perplexity. All of it runs on a CPU, by the operations that say what each fo
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 import time
@@ -22,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.engine import reference_logits
-from bench.result import RESULTS, publish
+from bench.result import arguments_of, publish
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.models import loader
 from plimsoll_faults.models.write_fp8 import write_fp8
@@ -105,12 +104,10 @@ def perplexity(logits: torch.Tensor, target: torch.Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments_of(__doc__, "fp8-accuracy")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--name", default="fp8-accuracy")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     learned, held = texts()

@@ -11,16 +11,14 @@ has.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
-from bench.result import RESULTS, publish
+from bench.result import arguments_of, publish
 from plimsoll_engine.kernels import gated_product
 from plimsoll_engine.kernels.activation import silu_mul
 
@@ -61,9 +59,7 @@ def seconds(ways: dict[str, Call]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--name", default="gated-product")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser = arguments_of(__doc__, "gated-product")
     flags = parser.parse_args()
     torch.manual_seed(0)
     processors = torch.cuda.get_device_properties(0).multi_processor_count

@@ -9,12 +9,10 @@ one's in the cache.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.result import RESULTS, publish
+from bench.result import arguments_of, publish
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import Quantized, Weight, quantize
@@ -257,9 +255,7 @@ def ceilings() -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kernels against their references.")
-    parser.add_argument("--name", default="kernels")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser = arguments_of(__doc__, "kernels")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     copy, product = ceilings()

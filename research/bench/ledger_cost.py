@@ -12,15 +12,13 @@ on the host.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from pathlib import Path
 
 import torch
 
 from bench.engine import WORKLOADS, Bench, workload
-from bench.result import RESULTS, publish
+from bench.result import arguments_of, publish
 from bench.shapes import SHAPES
 from plimsoll_api.admin import Role
 from plimsoll_engine.memory.audit import run_audit
@@ -69,7 +67,7 @@ def quartile(values: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments_of(__doc__, "ledger-cost")
     add = parser.add_argument
     add("--shape", default="06b", choices=SHAPES)
     add("--workload", default="decode256", choices=WORKLOADS)
@@ -77,8 +75,6 @@ def main() -> None:
     add("--scale", type=float, default=1.0, help="below 1: a trial, not written")
     add("--budget", type=int, default=16_384, help="tokens of one step")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--name", default="ledger-cost", help="of the result file")
-    add("--out", type=Path, default=RESULTS)
     flags = parser.parse_args()
     bench = Bench(flags.shape, torch.device(flags.device), 0, flags.budget)
     requests = workload(flags.workload, 0, flags.scale).requests

@@ -11,19 +11,17 @@ samples have the seconds of each tile.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.kernels import milliseconds
-from bench.result import RESULTS, publish
+from bench.result import arguments_of, publish
 from bench.shapes import SHAPES
 from plimsoll_engine.kernels import project
 from plimsoll_engine.kernels.project import Tile
@@ -111,9 +109,7 @@ def compile_tiles(job: tuple[Product, bool, list[Tile]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--name", default="project")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser = arguments_of(__doc__, "project")
     flags = parser.parse_args()
     used = dict(project.TILES)
     work = [(p, fp8, GRID) for own in LAYERS.values() for p in own for fp8 in (False, True)]

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.result import RESULTS, publish
+from bench.result import arguments_of, publish
 from plimsoll_engine.distributed.group import ProcessGroup, Shard
 from plimsoll_engine.distributed.peer_memory import PeerMemory
 from plimsoll_engine.kernels.all_reduce import AllReduce
@@ -168,11 +168,9 @@ def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
 
 def flags(text: str | None, name: str) -> argparse.ArgumentParser:
     """The flags of a benchmark that every rank runs; ``name`` is its result's."""
-    parser = argparse.ArgumentParser(description=(text or "").splitlines()[0])
+    parser = arguments_of(text, name)
     add = parser.add_argument
     add("--size", type=int, default=2, help="how many GPUs")
-    add("--name", default=name)
-    add("--out", type=Path, default=RESULTS)
     add("--rank", type=int, help="of this process; all ranks are started without it")
     add("--store", type=Path, help="where the ranks meet")
     return parser

@@ -9,6 +9,7 @@ that could not be measured (None) is absent.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -24,6 +25,14 @@ def command() -> list[str]:
     """Return the arguments of ``python`` that started this program."""
     spec = sys.modules["__main__"].__spec__
     return list(sys.argv) if spec is None else ["-m", spec.name, *sys.argv[1:]]
+
+
+def arguments_of(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """A parser of what a benchmark is told on any machine: its result's name, and where to."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--name", default=name, help="of the result")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the result's folder")
+    return parser
 
 
 def publish(

@@ -14,7 +14,6 @@ what malloc and Python hold more after the last cycle than after the tenth part 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 import pynvml
 import torch
 
-from bench.result import publish
+from bench.result import arguments_of, publish
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process import host_memory
@@ -71,8 +70,7 @@ def host_bytes(python: PythonMemoryEstimator) -> int | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--name", default="shutdown", help="of the result file")
+    parser = arguments_of(__doc__, "shutdown")
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--blocks", type=int, default=4096, help="KV blocks of 16 tokens")
     flags = parser.parse_args()
@@ -115,7 +113,7 @@ def main() -> None:
         "host_drift_bytes": (None if host[-1] is None or early is None else host[-1] - early),
         "cycle_p50_s": round(statistics.median(times), 4),
     }
-    publish(flags.name, figures)
+    publish(flags.name, figures, folder=flags.out)
 
 
 if __name__ == "__main__":

@@ -13,18 +13,16 @@ the same. A set is: all requests submitted at once until the last has finished; 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Qwen3Config
 
-from bench.result import RESULTS, publish
+from bench.result import arguments_of, publish
 from bench.shapes import SHAPES, random_decoder
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.forward import Forward
@@ -116,15 +114,13 @@ def requests(count: int, tokens: int, text: str, seed: int) -> list[Submit]:
 
 def main() -> None:
     """Measure, print and publish."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = arguments_of(__doc__, "speculation-cpu")
     parser.add_argument("--shape", default="14m", choices=["14m", *SHAPES])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1, help="of a CPU")
     parser.add_argument("--sets", type=int, default=5)
-    parser.add_argument("--name", default="speculation-cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     torch.set_num_threads(arguments.threads)

@@ -25,7 +25,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from bench.result import RESULTS, publish
+from bench.result import publish
 from tests.conformance import entrypoints_model
 from tests.conformance.chat_templates import fetched
 from tests.conformance.entrypoints_verdicts import (
@@ -33,7 +33,6 @@ from tests.conformance.entrypoints_verdicts import (
     LEFT_OUT,
     NOT,
     NOT_BUILT,
-    REASONS,
     SUITES,
     Row,
     verdict,
@@ -140,27 +139,6 @@ def rows_of(outcomes: dict[str, dict[str, str]], smollm2: bool) -> list[Row]:
     return sorted(found)
 
 
-def judge() -> None:
-    """Look at the rows of the result again, with the verdicts as they are now."""
-    file = RESULTS / f"{NAME}.json"
-    result = json.loads(file.read_text())
-    rows = [Row(**test) for test in result["samples"]["tests"]]
-    smollm2 = result["samples"]["model"] == SMOLLM2_NAME
-    rows = [_again(row, smollm2) for row in rows]
-    left = left_out()
-    known = {row.test for row in left}
-    rows = sorted([*left, *(row for row in rows if row.test not in known)])
-    result["samples"]["tests"] = [row._asdict() for row in rows]
-    result["figures"] = figures(rows)
-    file.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def _again(row: Row, smollm2: bool) -> Row:
-    """Return the verdict on a test that did not pass; one that was skipped stays what it is."""
-    judged = row.verdict in ("failed", "unexplained") or row.why in REASONS
-    return verdict(row.test, "failed", row.why, smollm2) if judged else row
-
-
 def figures(rows: list[Row]) -> dict[str, int]:
     """Return how many tests there are of each verdict."""
     counts = Counter(row.verdict for row in rows)
@@ -171,14 +149,10 @@ def figures(rows: list[Row]) -> dict[str, int]:
 def main() -> int:
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--source", type=Path, default=SOURCE)
-    parse.add_argument("--judge", action="store_true", help="no run: verdicts of the last one")
     parse.add_argument("--quick", action="store_true", help="nothing is written")
     parse.add_argument("--smollm2", action="store_true", help="with SmolLM2, not the tiny model")
     parse.add_argument("file", nargs="*", help="of a suite; all of them by default")
     options = parse.parse_args()
-    if options.judge:
-        judge()
-        return 0
     if options.source == SOURCE and not SOURCE.exists():
         fetch(SOURCE)
     if not (options.source / "tests" / "entrypoints").is_dir():
