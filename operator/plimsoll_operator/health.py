@@ -29,24 +29,16 @@ MIN_LISTS_WITH_MISSED_EVENTS = 2
 class HealthServer:
     """Server of the health endpoints and metrics."""
 
-    def __init__(
-        self,
-        api: Api,
-        watches: Watches,
-        metrics: Metrics,
-        config: Config,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._api, self._watches, self._metrics, self._clock = api, watches, metrics, clock
-        self._config = config
-        self._last_success_at = clock()
+    def __init__(self, api: Api, watches: Watches, metrics: Metrics, config: Config) -> None:
+        self._api, self._watches, self._metrics, self._config = api, watches, metrics, config
+        self._last_success_at = time.monotonic()
         self.ready = False
         self.webhook: Callable[[], str | None] = lambda: None
         """Function that returns the webhook's problem; None if there is none."""
 
     def measure_canary_age_s(self) -> float:
         """Return the seconds since the API server last responded to the canary."""
-        return self._clock() - self._last_success_at
+        return time.monotonic() - self._last_success_at
 
     async def wait_for_definitions(self) -> None:
         """Wait until Plimsoll's CustomResourceDefinitions are installed.
@@ -57,7 +49,7 @@ class HealthServer:
         while missing := [
             kind.crd_name for kind in DEFINED_KINDS if not await self._api.serves(kind)
         ]:
-            self._last_success_at = self._clock()
+            self._last_success_at = time.monotonic()
             if logged != (logged := ", ".join(missing)):
                 log.warning(
                     "waiting for the CRDs of %s: install them with kubectl apply -k config", logged
@@ -72,7 +64,7 @@ class HealthServer:
             try:
                 for namespace in self._config.namespaces or (None,):
                     await self._api.probe(SERVICE, namespace)
-                self._last_success_at = self._clock()
+                self._last_success_at = time.monotonic()
             except (ApiError, OSError, TimeoutError) as error:
                 log.warning(
                     "the canary failed to read from the API server: %s", str(error) or repr(error)

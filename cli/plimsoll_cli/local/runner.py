@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -38,12 +38,7 @@ PROBE_TIMEOUT_S = 2.0
 PrintLine = Callable[[str], None]
 
 
-async def prepare_plan(
-    service: InferenceService,
-    root: Path,
-    print_line: PrintLine,
-    environ: Mapping[str, str] | None = None,
-) -> Plan:
+async def prepare_plan(service: InferenceService, root: Path, print_line: PrintLine) -> Plan:
     """Choose free ports, provide the checkpoint, and return the plan of ``service``.
 
     ``root`` is the run directory as an absolute path. Raises UsageError and RunError.
@@ -52,9 +47,7 @@ async def prepare_plan(
     if missing:
         await model.prepare_checkpoint(service, folder, print_line)
     chosen = choose_free_ports(plan.list_requested_ports(service))
-    return plan.plan_replica(
-        service, root, chosen, folder, os.environ if environ is None else environ
-    )
+    return plan.plan_replica(service, root, chosen, folder, os.environ)
 
 
 class LocalReplica:

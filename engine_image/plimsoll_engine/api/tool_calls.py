@@ -25,9 +25,7 @@ Steps = Generator[None, None, _T]
 # Maximum number of times that text is parsed again after an incomplete call.
 MAX_REPARSES = 16
 _STRING_MARK_PATTERN = re.compile(r'["\\]')
-_SINGLE_QUOTED_MARK_PATTERN = re.compile(r"['\\]")
 _BRACKET_MARK_PATTERN = re.compile(r'["{}\[\]<]')
-_PYTHON_BRACKET_MARK_PATTERN = re.compile(r"[\"'(){}\[\]]")
 _INVALID_NAME_PATTERN = re.compile(r'["{}()\[\]<>\n]')
 _CLOSING_BRACKETS = {"{": "}", "[": "]", "(": ")"}
 
@@ -208,15 +206,15 @@ class Reader:
             yield from self.peek(skipped="")
             taken.append(self.take(1))
 
-    def take_bracketed(self, is_python: bool = False) -> Steps[tuple[str, str]]:
-        """Consume a JSON object or array or, if ``is_python``, a Python expression in brackets.
+    def take_bracketed(self) -> Steps[tuple[str, str]]:
+        """Consume a JSON object or array.
 
         Return the text, and the closing brackets that it lacks because a tag follows. Raises
         NotACallError if the text ends first.
         """
         stack: list[str] = []
-        quote, escaped, taken = "", False, list[str]()
-        if (yield from self.peek()) not in ("{", "[", "(" if is_python else "["):
+        quoted, escaped, taken = False, False, list[str]()
+        if (yield from self.peek()) not in ("{", "["):
             raise NotACallError
         while True:
             at, end = 0, None
@@ -224,17 +222,15 @@ class Reader:
                 if escaped:
                     escaped, at = False, at + 1
                     continue
-                inside = _SINGLE_QUOTED_MARK_PATTERN if quote == "'" else _STRING_MARK_PATTERN
-                outside = _PYTHON_BRACKET_MARK_PATTERN if is_python else _BRACKET_MARK_PATTERN
-                mark = (inside if quote else outside).search(self.text, at)
+                pattern = _STRING_MARK_PATTERN if quoted else _BRACKET_MARK_PATTERN
+                mark = pattern.search(self.text, at)
                 if mark is None:
                     break
                 at, sign = mark.end(), mark[0]
-                if quote:
-                    escaped = sign == "\\"
-                    quote = "" if sign == quote else quote
-                elif sign in "\"'":
-                    quote = sign
+                if sign == '"':
+                    quoted = not quoted
+                elif quoted:
+                    escaped = True
                 elif sign in _CLOSING_BRACKETS:
                     stack.append(_CLOSING_BRACKETS[sign])
                 elif sign == "<":

@@ -33,11 +33,9 @@ class EngineSizes(msgspec.Struct, frozen=True):
     block_size: int
     num_blocks: int
 
-    def compute_kv_bytes(
-        self, kv: KVShape, dtype: torch.dtype, draft: KVShape | None = None
-    ) -> int:
-        """Return the size of the KV pool in bytes, including the draft model's pool, if any."""
-        return self.num_blocks * self.block_size * compute_token_bytes(kv, dtype, draft)
+    def compute_kv_bytes(self, kv: KVShape, dtype: torch.dtype) -> int:
+        """Return the size of one model's KV pool in bytes."""
+        return self.num_blocks * self.block_size * kv.compute_bytes_per_token(dtype)
 
 
 def compute_token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:

@@ -115,8 +115,8 @@ def parse_config(value: Any, is_head_tied: bool = False) -> Quantization | None:
 NEVER_QUANTIZED = (OUTPUT_HEAD, r"re:.*\.mlp\.gate$")
 
 
-def make_config(ignored_layers: Sequence[str] = NEVER_QUANTIZED) -> dict[str, Any]:
-    """Return the ``quantization_config`` that quantizes all layers but ``ignored_layers``."""
+def make_config() -> dict[str, Any]:
+    """Return the ``quantization_config`` that quantizes all but :data:`NEVER_QUANTIZED`."""
 
     def make_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {**fields, "observer": None, "observer_kwargs": {}}
@@ -132,7 +132,7 @@ def make_config(ignored_layers: Sequence[str] = NEVER_QUANTIZED) -> dict[str, An
         "format": QUANT_FORMAT,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": list(ignored_layers),
+        "ignore": list(NEVER_QUANTIZED),
         "kv_cache_scheme": None,
     }
 

@@ -72,19 +72,19 @@ class PolicyController(Reconciler[_Observation]):
         store: Store,
         scraper: Scraper,
         config: Config,
-        requeue: Callable[[Key], None] = lambda _: None,
-        requeue_later: Callable[[Key, float], None] = lambda *_: None,
-        clock: Callable[[], str] = format_current_time,
-        is_webhook_ready: Callable[[], bool] = lambda: True,
+        requeue: Callable[[Key], None],
+        requeue_later: Callable[[Key, float], None],
+        is_webhook_ready: Callable[[], bool],
     ) -> None:
-        super().__init__(api, store, scraper, config, requeue_later, clock)
+        super().__init__(api, store, scraper, config, requeue_later, format_current_time)
         intervals, images = config.intervals, config.images
         check = is_webhook_ready if config.webhook is not None else None
         self._restarts = RollingRestarts(api, check, intervals=intervals)
         self._selected = PolicyPods(
-            api, store, images, requeue, config.request_timeout_s, intervals.policy_pods, clock
-        )
-        self._refused = RefusedCreationWatch(api, images, requeue, clock)
+            api, store, images, requeue, config.request_timeout_s, intervals.policy_pods,
+            format_current_time,
+        )  # fmt: skip
+        self._refused = RefusedCreationWatch(api, images, requeue, format_current_time)
         self._groups = GroupHistory()
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Names of each policy's workloads with a suspect revision."""

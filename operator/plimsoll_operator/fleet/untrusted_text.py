@@ -17,8 +17,9 @@ def make_printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
     return line if len(line) <= limit else f"{line[: limit - 3].rstrip()}..."
 
 
-def join_last_lines(text: str, limit: int = MAX_LINE_CHARS) -> str:
-    """Return the last lines of a log as one printable line of at most ``limit`` characters."""
+def join_last_lines(text: str) -> str:
+    """Return the last lines of a log as one line of at most :data:`MAX_LINE_CHARS`."""
+    limit = MAX_LINE_CHARS
     lines = [
         _remove_control_characters(line)
         for line in _ANSI_ESCAPE_PATTERN.sub("", text[-8 * limit :]).splitlines()

@@ -67,9 +67,9 @@ def make_engine_args(service: InferenceService, layout: ReplicaLayout | None = N
     ]
 
 
-def make_drain_args(service: InferenceService, layout: ReplicaLayout | None = None) -> list[str]:
+def make_drain_args(service: InferenceService) -> list[str]:
     """Return the arguments after ``python -m plimsoll_engine`` that drain the engine."""
-    at = layout or make_pod_layout(service)
+    at = make_pod_layout(service)
     deadline = service.spec.supervision.drain.deadline_s
     return [
         "drain",

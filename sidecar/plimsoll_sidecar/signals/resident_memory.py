@@ -200,10 +200,10 @@ def _read_size(status: bytes, key: bytes) -> int | None:
     return int(status[begin : status.index(b"kB", begin)]) * 1024
 
 
-def has_huge_pages(meminfo_path: str = "/proc/meminfo") -> bool:
+def has_huge_pages() -> bool:
     """Report whether this node has a pool of huge pages; most nodes have none."""
     try:
-        with open(meminfo_path, "rb") as file:
+        with open("/proc/meminfo", "rb") as file:
             match = re.search(rb"^Hugetlb: +(\d+)", file.read(1 << 16), re.M)
     except OSError:
         return False

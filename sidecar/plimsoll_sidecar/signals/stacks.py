@@ -92,12 +92,12 @@ def _run_program(command: list[str], timeout_s: float) -> tuple[bytes, int]:
     return text, 0 if len(text) == MAX_OUTPUT_BYTES else status
 
 
-def has_signal_handler(pid: int, signal_number: int = STACKS_SIGNAL) -> bool:
-    """Report whether the process handles the signal, which would otherwise end it."""
+def has_signal_handler(pid: int) -> bool:
+    """Report whether the process handles :data:`STACKS_SIGNAL`, which would otherwise end it."""
     try:
         for line in read_proc_file(pid, "status").splitlines():
             if line.startswith(b"SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)
+                return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
     except (OSError, ValueError, IndexError):
         pass
     return False

@@ -76,11 +76,10 @@ class ExternalEngine(OwnedEngine):
     def __init__(
         self,
         endpoint: EngineEndpoint,
-        probes: Probes | None = None,
         is_group_serving: Callable[[], bool] | None = None,
     ) -> None:
         self._group_serves = is_group_serving
-        self._probes = probes or Probes.from_environment()
+        self._probes = Probes.from_environment()
         self._endpoint, self._profile = endpoint, ENGINE_PROFILES[endpoint.type]
         self._port = endpoint.serving_port
         self._server = HttpClient(endpoint.serving_url)

@@ -251,15 +251,13 @@ class OwnedProcesses:
     The main process stays the same until it ends.
     """
 
-    def __init__(
-        self, endpoint: EngineEndpoint, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, endpoint: EngineEndpoint) -> None:
         port = endpoint.serving_port
         self._kind = endpoint.type
         named = endpoint.process
         given = None if named is msgspec.UNSET else ProcessId(named.pid, named.started)
         self._identity = EngineFinder(port, endpoint.type, endpoint.container, given)
-        self._clock, self._lock = clock, threading.Lock()
+        self._lock = threading.Lock()
         self._members: EngineProcesses | None = None
         self._searched_at = 0.0
         self._logged = ""
@@ -272,7 +270,7 @@ class OwnedProcesses:
         """
         with self._lock:
             stored_processes = self._members
-            fresh = self._clock() - self._searched_at < SEARCH_INTERVAL_S
+            fresh = time.monotonic() - self._searched_at < SEARCH_INTERVAL_S
             if (
                 fresh
                 and stored_processes is not None
@@ -283,7 +281,7 @@ class OwnedProcesses:
             return self._search()
 
     def _search(self) -> EngineProcesses:
-        self._searched_at = self._clock()
+        self._searched_at = time.monotonic()
         before = self._members
         if before is not None and (before.main is None or not is_running(before.main)):
             self._leftovers |= set(
