@@ -41,7 +41,7 @@ def fleet() -> Dashboard:
                            f"sum(plimsoll_engine_stalled{{{AT}}})"))
         .with_panel(number("Returned", BYTES, "Memory that remediations returned in this range.",
                            "sum(increase(plimsoll_remediation_returned_bytes_total"
-                           f"{{{AT}}}[$__range])) or vector(0)"))
+                           f"{{{AT}}}[$__range]))"))
         .with_panel(bars("Leak budget, worst first", SHARE,
                          "For each service, the replica that spent most of its budget.",
                          (f"sort_desc({worst})", "{{namespace}}/{{service}} {{kind}}")))

@@ -6,6 +6,9 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.panels import COUNT, HALF, RATE, SECONDS, board, lines, number
 
+OR_ZERO = " or 0 * max(plimsoll_operator_leader)"
+"""For series that appear late: nothing is zero as long as an operator is scraped."""
+
 
 def operator() -> Dashboard:
     return (
@@ -40,7 +43,7 @@ def operator() -> Dashboard:
                           (_quantile(0.99, "queue_wait_seconds"), "p99 of the wait")))
         .with_panel(lines("Failures by reason", RATE, "By the reason that the API server gave.",
                           ("sum by (reason) (rate(plimsoll_operator_reconcile_errors_total"
-                           "[$__rate_interval])) or vector(0)", "{{reason}}")))
+                           f"[$__rate_interval])){OR_ZERO}", "{{reason}}")))
         .with_panel(lines("Requests", RATE, "Sent, refused, and delayed by the client's own limit.",
                           (_rate("requests_total"), "requests"),
                           (_rate("lease_requests_total"), "election"),
@@ -49,32 +52,33 @@ def operator() -> Dashboard:
         .with_panel(lines("Circuit breaker", COUNT, "Slots, suspect revisions, those that leak.",
                           ("max(plimsoll_operator_slots_held)", "held"),
                           ("max(plimsoll_operator_slots_closed)", "closed"),
-                          ("count(plimsoll_operator_suspect_revisions) or vector(0)",
+                          (f"count(plimsoll_operator_suspect_revisions){OR_ZERO}",
                            "suspect revisions"),
                           ('sum(max by (inferenceservice, supervisionpolicy, workload, revision)'
-                           ' (plimsoll_operator_revision_verdict{leaks="Yes"})) or vector(0)',
+                           ' (plimsoll_operator_revision_verdict{leaks="Yes"}))'
+                           f"{OR_ZERO}",
                            "revisions that leak")))
         .with_panel(lines("Pods of policies", COUNT, "Selected pods, by state.",
                           ("sum by (state) (max by (supervisionpolicy, state)"
                            " (plimsoll_operator_policy_pods))", "{{state}}"),
-                          ("count(plimsoll_operator_injection_stopped == 1) or vector(0)",
+                          (f"count(plimsoll_operator_injection_stopped == 1){OR_ZERO}",
                            "policies without injection")))
         .with_panel(lines("Drained pods", COUNT, "Kept out of service by a person.",
                           ("sum(max by (inferenceservice, supervisionpolicy)"
-                           " (plimsoll_operator_drained_pods)) or vector(0)", "drained")))
+                           f" (plimsoll_operator_drained_pods)){OR_ZERO}", "drained")))
         .with_panel(lines("Missed events", COUNT, "Changes that no watch event reported.",
-                          ("sum by (kind) (plimsoll_operator_watch_missed_total) or vector(0)",
+                          (f"sum by (kind) (plimsoll_operator_watch_missed_total){OR_ZERO}",
                            "missed {{kind}}"),
                           ("sum(plimsoll_operator_leader)", "leaders")))
         .with_panel(lines("Failures of background tasks", RATE, "Each task restarts after a delay.",
                           ("sum by (part) (rate(plimsoll_operator_part_failures_total"
-                           "[$__rate_interval])) or vector(0)", "{{part}}")))
+                           f"[$__rate_interval])){OR_ZERO}", "{{part}}")))
         .with_panel(lines("Admission", RATE, "Pods that the webhook reviewed, by result.",
                           ("sum by (result) (rate(plimsoll_operator_admissions_total"
-                           "[$__rate_interval])) or vector(0)", "{{result}}")))
+                           f"[$__rate_interval])){OR_ZERO}", "{{result}}")))
         .with_panel(lines("Webhook", COUNT, "Replicas whose webhook can answer, and that cannot.",
-                          ("sum(plimsoll_operator_webhook_ready) or vector(0)", "ready"),
-                          ("count(plimsoll_operator_webhook_ready == 0) or vector(0)",
+                          (f"sum(plimsoll_operator_webhook_ready){OR_ZERO}", "ready"),
+                          (f"count(plimsoll_operator_webhook_ready == 0){OR_ZERO}",
                            "not ready")))
         .with_panel(lines("Webhook certificate", SECONDS, "Time until it expires.",
                           ("min by (secret) (plimsoll_operator_webhook_certificate_expiry_timestamp"
@@ -85,7 +89,8 @@ def operator() -> Dashboard:
         .with_panel(lines("Refused evictions", RATE, "Tried again every 15 seconds.",
                           ("sum by (inferenceservice, supervisionpolicy)"
                            " (rate(plimsoll_operator_refused_evictions_total"
-                           "[$__rate_interval]))", "{{inferenceservice}}{{supervisionpolicy}}")))
+                           f"[$__rate_interval])){OR_ZERO}",
+                           "{{inferenceservice}}{{supervisionpolicy}}")))
     )  # fmt: skip
 
 

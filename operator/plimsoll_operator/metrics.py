@@ -19,6 +19,13 @@ from plimsoll_operator.runtime.watches import Watches
 from plimsoll_operator.scraper import Scraper
 
 METRIC_PREFIX = "plimsoll_operator_"
+STATUS_REASONS = {
+    "AlreadyExists", "BadRequest", "Conflict", "Expired", "Forbidden", "Gone", "InternalError",
+    "Invalid", "MethodNotAllowed", "NotAcceptable", "NotFound", "RequestEntityTooLarge",
+    "ServerTimeout", "ServiceUnavailable", "StoreReadError", "Timeout", "TooManyRequests",
+    "Unauthorized", "Unknown", "UnsupportedMediaType",
+}  # fmt: skip
+"""The reasons of the API server itself (metav1.StatusReason)."""
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -41,7 +48,8 @@ class Metrics:
         )
         self.errors = Counter(
             f"{METRIC_PREFIX}reconcile_errors",
-            "Reconciles that failed, by the API server's reason or the kind of error.",
+            "Reconciles that failed, by the API server's reason, the HTTP status of an admission "
+            "webhook's own reason, or the kind of error.",
             ("reason",),
             registry=self.registry,
         )
@@ -104,8 +112,13 @@ class Metrics:
 
 
 def get_error_reason(error: Exception) -> str:
-    """Return the API server's reason for an error, or the error's class, for a label."""
-    return error.reason if isinstance(error, ApiError) else type(error).__name__
+    """Return the API server's reason for an error, or the error's class, for a label.
+
+    An admission webhook may give any text as the reason. Then the label is the HTTP status.
+    """
+    if not isinstance(error, ApiError):
+        return type(error).__name__
+    return error.reason if error.reason in STATUS_REASONS else str(error.status)
 
 
 class OperatorCollector(Collector):

@@ -54,6 +54,7 @@ class BackgroundTasks:
         If ``is_required``, raise the task's exception after :data:`MAX_FAILURES` failures in a row.
         """
         consecutive = 0
+        self.failures[name] += 0  # Prometheus cannot see an increase in the first value of a series
         while True:
             started = self._clock()
             try:

@@ -111,6 +111,14 @@ def test_the_ages_of_a_standby_are_not_shown(tmp_path: Path) -> None:
     promtool("test", "rules", str(file))
 
 
+def test_nothing_is_shown_and_nothing_fires_where_nothing_is_scraped(tmp_path: Path) -> None:
+    """Unknown is never zero: an operator that is not scraped has no zero failures."""
+    checks = [{"expr": query, "eval_time": "2m", "exp_samples": []} for _, query in queries.every()]
+    file = tmp_path / "nothing.yaml"
+    file.write_text(yaml.safe_dump({"tests": [{"input_series": [], "promql_expr_test": checks}]}))
+    promtool("test", "rules", str(file))
+
+
 def test_every_alert_says_what_to_do() -> None:
     for rule in queries.alerts():
         notes, name = rule["annotations"], str(rule["alert"])

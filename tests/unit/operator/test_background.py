@@ -53,6 +53,22 @@ def test_a_needed_part_is_tried_again_with_back_off_before_it_ends_the_operator(
     assert made.failures == {"resync": MAX_FAILURES}
 
 
+def test_a_part_that_works_has_failed_zero_times() -> None:
+    """Without a series at zero, Prometheus would not count its first failure."""
+    made = background(Clock())
+
+    async def part() -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        running = asyncio.create_task(made.run_forever("scrape", part))
+        await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(run())
+    assert dict(made.failures) == {"scrape": 0}
+
+
 def test_a_part_that_is_not_needed_never_ends_the_operator() -> None:
     clock, runs = Clock(), 0
 
