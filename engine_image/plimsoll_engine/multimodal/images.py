@@ -75,9 +75,23 @@ def decode(data: bytes) -> Image.Image:
     with image:
         _check_size(*image.size)
         try:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            ImageOps.exif_transpose(image, in_place=True)  # a copy would take as much again
+            return _convert_to_rgb(image)
         except Exception as error:  # noqa: BLE001
             raise _make_decode_error(str(error)) from None
+
+
+def _convert_to_rgb(image: Image.Image) -> Image.Image:
+    # As in vLLM, what is transparent is white. Pillow would show the colour below it, mostly black,
+    # and cut 16-bit grey off at 255.
+    if image.mode.startswith("I;16"):
+        image = image.point(lambda value: value / 256).convert("L")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image.getchannel("A"))
+    return white
 
 
 def _check_size(width: int, height: int) -> None:
