@@ -14,6 +14,8 @@ from plimsoll_engine.multimodal.processor import MediaError, Processor
 
 # Per request.
 MAX_IMAGES = 32
+# Parts of chats, and those of /v1/responses, which vLLM takes in chats as well.
+IMAGE_PARTS = ("image_url", "input_image")
 
 
 def list_image_urls(messages: list[Message]) -> list[str]:
@@ -21,13 +23,13 @@ def list_image_urls(messages: list[Message]) -> list[str]:
     image_urls = []
     for message in messages:
         for part in message.content if isinstance(message.content, list) else []:
-            if part.get("type") != "image_url":
+            if (kind := part.get("type")) not in IMAGE_PARTS:
                 continue
             image = part.get("image_url")
             url = image.get("url") if isinstance(image, dict) else image
             if not isinstance(url, str):
                 raise make_invalid_error(
-                    "a content part of type image_url has no url: add a data URL", "messages"
+                    f"a content part of type {kind} has no url: add a data URL", "messages"
                 )
             image_urls.append(url)
     return image_urls
@@ -42,7 +44,7 @@ def make_template_parts(
     """
     found: list[dict[str, Any]] = []
     for number, part in enumerate(content):
-        if accepts_images and part.get("type") == "image_url":
+        if accepts_images and part.get("type") in IMAGE_PARTS:
             found.append({"type": "image"})
             continue
         try:

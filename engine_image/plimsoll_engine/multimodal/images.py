@@ -21,12 +21,13 @@ MAX_PIXELS = 40_000_000
 # Resizing an image with a higher ratio would take too much memory.
 MAX_ASPECT_RATIO = 200
 
-_DATA_URL_PATTERN = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+# The media type and its parameters may be anything: the file itself tells its format.
+_DATA_URL_PATTERN = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
 
 
 def decode_data_url(url: str) -> bytes:
-    """Return the bytes in a ``data:image/...;base64,`` URL. Raises MediaError."""
-    match = _DATA_URL_PATTERN.match(url[:100])
+    """Return the bytes in a ``data:...;base64,`` URL. Raises MediaError."""
+    match = _DATA_URL_PATTERN.match(url[:200])
     if match is None:
         if re.match(r"https?://", url[:10], re.IGNORECASE):
             raise MediaError(
@@ -34,7 +35,8 @@ def decode_data_url(url: str) -> bytes:
                 "remote_url_refused",
             )
         raise MediaError(
-            "the image's url is not a data URL: send data:image/png;base64,...", "invalid_url"
+            "the image's url is not a data URL in base64: send data:image/png;base64,...",
+            "invalid_url",
         )
     if len(url) > MAX_FILE_BYTES * 4 // 3 + 200:
         raise MediaError(

@@ -1,6 +1,6 @@
-"""What a model sees of an image file, whatever its mode.
+"""What a model sees of an image, whatever its URL, its part and its mode.
 
-Tests ``multimodal/images.py``.
+Tests ``multimodal/images.py`` and ``api/chat_images.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from plimsoll_engine.api import chat_images
+from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.protocol import Message
 from plimsoll_engine.multimodal import images
 
 WHITE, GREY = (255, 255, 255), (127, 127, 127)
@@ -72,3 +75,34 @@ def test_the_first_frame_is_turned_as_exif_says() -> None:
     seen = images.decode(file.getvalue())
     assert seen.size == (4, 8)
     assert (seen.getpixel((3, 0)), seen.getpixel((0, 7))) == ((0, 0, 255), (255, 0, 0))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "image/png",
+        "",
+        "application/octet-stream",
+        "image/png;charset=utf-8",
+        "image/png;name=a.png",
+    ],
+)
+def test_the_type_of_a_data_url_says_nothing(before: str) -> None:
+    assert images.decode_data_url(f"data:{before};base64,QUJD") == b"ABC"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:"}},
+        {"type": "image_url", "image_url": "data:"},
+        {"type": "input_image", "image_url": "data:", "detail": "auto"},
+    ],
+)
+def test_a_chat_takes_the_image_parts_of_both_paths(part: dict[str, Any]) -> None:
+    text = {"type": "text", "text": "What is this?"}
+    message = Message(role="user", content=[part, text])
+    assert chat_images.list_image_urls([message]) == ["data:"]
+    assert chat_images.make_template_parts([part, text], True) == [{"type": "image"}, text]
+    with pytest.raises(ApiError, match="accepts only text"):
+        chat_images.make_template_parts([part, text], False)
