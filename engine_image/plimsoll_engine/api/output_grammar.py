@@ -114,7 +114,8 @@ def _get_structured_outputs(structured_outputs: StructuredOutputs | None) -> Gra
         return Grammar("regex", structured_outputs.regex, field)
     if structured_outputs.choice is not None:
         options = " | ".join(map(forced_calls.format_literal, structured_outputs.choice))
-        return Grammar("lark", f"start: {options}", field)
+        # A terminal, because a rule may have at most 2,000 alternatives.
+        return Grammar("lark", f"start: CHOICE\nCHOICE: {options}", field)
     if structured_outputs.grammar is not None:
         return Grammar("lark", _convert_to_lark(structured_outputs.grammar, field), field)
     return Grammar("json_object", field=field)

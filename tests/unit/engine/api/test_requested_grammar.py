@@ -95,8 +95,8 @@ def test_nothing_is_asked_for(fields: dict[str, Any], ask: Ask) -> None:
         ({"structured_outputs": {"json": r'{"const": "\ud800\ud83e\udd8a"}'}}, "json_schema",
          '{"const":"\ufffd\U0001f98a"}', "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a+"}}, "regex", "a+", "structured_outputs.regex"),
-        ({"structured_outputs": {"choice": ['a"b', "ü\n"]}}, "lark", 'start: "a\\"b" | "ü\\n"',
-         "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ['a"b', "ü\n"]}}, "lark",
+         'start: CHOICE\nCHOICE: "a\\"b" | "ü\\n"', "structured_outputs.choice"),
         ({"structured_outputs": {"grammar": "start: /a/"}}, "lark", "start: /a/",
          "structured_outputs.grammar"),
         ({"structured_outputs": {"json_object": True}}, "json_object", "",
@@ -457,6 +457,17 @@ def test_a_choice_may_have_any_character(ask: Callable[..., Grammar | None]) -> 
         grammar = ask(structured_outputs={"choice": [text, "b"]})
         assert grammar is not None
         assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar.text)) == ""
+
+
+def test_as_many_choices_are_compiled_as_a_request_may_have(
+    ask: Ask, tokenizers: list[Tokenizer]
+) -> None:
+    choices = [f"{number:x} knots" for number in range(4096)]
+    found = ask(structured_outputs={"choice": choices})
+    assert found is not None
+    for text in (choices[0], choices[4095]):
+        assert accepts(found, text, tokenizers[0])
+    assert not accepts(found, "1000 knots", tokenizers[0])
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "pythonic"])
