@@ -187,8 +187,11 @@ class Nvml:
             answer = getattr(library, function_name)(handle)
         except library.NVMLError as error:
             self._handles.pop(uuid, None)
+            # Not every driver and every device can list its users, which is only a hint.
+            if function_name != NVML_MEMORY_CALL:
+                return None
             if getattr(error, "value", None) in NVML_DEVICE_ERRORS:
-                self.error = str(error) if function_name == NVML_MEMORY_CALL else self.error
+                self.error = str(error)
             else:
                 with contextlib.suppress(library.NVMLError):
                     library.nvmlShutdown()

@@ -20,7 +20,7 @@ from plimsoll_sidecar.signals.device_memory import (
     Nvml,
 )
 
-UNINITIALIZED, NOT_FOUND, NOT_LOADED = 1, 6, 9
+UNINITIALIZED, NOT_FOUND, NOT_LOADED, FUNCTION_NOT_FOUND, UNKNOWN = 1, 6, 9, 13, 999
 WHOLE = DeviceBytes(5 << 30, 80 << 30)
 
 
@@ -40,10 +40,12 @@ class Process(NamedTuple):
 
 
 class Driver:
-    """``problem`` is what each call fails with; ``starts`` counts nvmlInit."""
+    """``problem`` is what each call fails with, and ``users_problem`` those for the users of a
+    device; ``starts`` counts nvmlInit."""
 
     def __init__(self) -> None:
         self.problem: int | None = None
+        self.users_problem: int | None = None
         self.starts, self.handles = 0, 0
         self.processes: tuple[Process, ...] = ()
 
@@ -51,6 +53,11 @@ class Driver:
         if self.problem is not None:
             raise NVMLError(self.problem)
         return result()
+
+    def users(self) -> tuple[Process, ...]:
+        if self.users_problem is not None:
+            raise NVMLError(self.users_problem)
+        return self.processes
 
     def start(self) -> None:
         self.starts += 1
@@ -72,7 +79,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         nvmlShutdown=lambda: None,
         nvmlDeviceGetHandleByUUID=one.handle,
         nvmlDeviceGetMemoryInfo=lambda handle: one.call(lambda: Memory),
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: one.call(lambda: one.processes),
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: one.call(one.users),
         nvmlDeviceGetMPSComputeRunningProcesses=lambda handle: one.call(lambda: ()),
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
@@ -122,6 +129,20 @@ def test_a_device_of_another_container_is_no_failure_of_the_driver(driver: Drive
     assert nvml.error == "error 6"
     assert nvml.read_memory("GPU-1") == WHOLE
     assert driver.starts == 1
+
+
+@pytest.mark.parametrize("problem", [FUNCTION_NOT_FOUND, UNKNOWN])
+def test_a_driver_that_cannot_list_users_still_reports_the_memory(
+    driver: Driver, problem: int
+) -> None:
+    now = [0.0]
+    nvml = Nvml(clock=lambda: now[0])
+    driver.users_problem = problem
+    for _ in range(30):
+        assert asked(nvml, now, 1) == [WHOLE]
+        assert nvml.read_users("GPU-1") is None
+    assert driver.starts == 1
+    assert nvml.error is None
 
 
 def test_what_is_in_use_beside_the_listed_processes(driver: Driver) -> None:
