@@ -25,6 +25,7 @@ from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.models import loader
+from tests.generated import generate
 from tests.logits import recorded
 
 pytestmark = pytest.mark.skipif(
@@ -73,7 +74,7 @@ def prompts() -> list[list[int]]:
     return [torch.randint(2, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-def generate(folder: Path) -> Iterator[tuple[list[int], list[int], torch.Tensor]]:
+def greedy(folder: Path) -> Iterator[tuple[list[int], list[int], torch.Tensor]]:
     """Each prompt, its greedy text, and the logits [text, vocabulary] that chose it."""
     config = loader.load_config(folder)
     model: Any = loader.load_model(folder, config, torch.bfloat16, torch.device("cuda", 0))
@@ -81,15 +82,8 @@ def generate(folder: Path) -> Iterator[tuple[list[int], list[int], torch.Tensor]
         Runner(model, BLOCKS, BLOCK), Scheduler(BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 2048)
     )
     seen = recorded(engine)
-    for number, prompt in enumerate(prompts()):
-        sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
-        assert engine.submit(Submit(str(number), prompt, sampling)) is None
-    texts: dict[str, list[int]] = {str(number): [] for number in range(len(LENGTHS))}
-    while engine.has_work:
-        output = engine.step()
-        assert not output.dropped, output.dropped
-        for token in output.tokens:
-            texts[token.request_id].append(token.token_id)
+    sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
+    texts = generate(engine, (Submit(str(n), ids, sampling) for n, ids in enumerate(prompts())))
     for number, prompt in enumerate(prompts()):
         rows = [seen[str(number), place].float() for place in range(NEW_TOKENS)]
         yield prompt, texts[str(number)], torch.stack(rows)
@@ -127,7 +121,7 @@ def test_logits_are_within_the_noise_of_the_backends(checkpoint: Path) -> None:
     between: list[torch.Tensor] = []
     ours: dict[str, list[torch.Tensor]] = {backend: [] for backend in BACKENDS}
     errors: dict[str, list[torch.Tensor]] = {name: [] for name in ("engine", *BACKENDS)}
-    for prompt, text, found in generate(checkpoint):
+    for prompt, text, found in greedy(checkpoint):
         ids = prompt + text[:-1]
         exact = expected(checkpoint, "eager", torch.float32, ids)
         theirs = {b: expected(checkpoint, b, torch.bfloat16, ids) for b in BACKENDS}

@@ -20,6 +20,7 @@ from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny_moe import write_checkpoint
+from tests.generated import generate
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -115,18 +116,13 @@ def test_a_captured_step_routes_each_replay_anew(layer: Layer) -> None:
         assert torch.equal(out, layer.of(ops, x))
 
 
-def generate(engine: EngineCore, lengths: tuple[int, ...]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {str(number): [] for number in range(len(lengths))}
-    for number, length in enumerate(lengths):
-        prompt = [3 + (7 * number + 5 * place) % 500 for place in range(length)]
-        sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
-        assert engine.submit(Submit(str(number), prompt, sampling)) is None
-    while engine.has_work:
-        output = engine.step()
-        assert not output.dropped, output.dropped
-        for token in output.tokens:
-            found[token.request_id].append(token.token_id)
-    return found
+def texts(engine: EngineCore, lengths: tuple[int, ...]) -> dict[str, list[int]]:
+    sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
+    prompts = [
+        [3 + (7 * number + 5 * place) % 500 for place in range(length)]
+        for number, length in enumerate(lengths)
+    ]
+    return generate(engine, (Submit(str(n), ids, sampling) for n, ids in enumerate(prompts)))
 
 
 def config(folder: Path, device: str) -> WorkerConfig:
@@ -141,7 +137,7 @@ def test_tokens_are_those_of_a_cpu_and_every_byte_comes_back(
 ) -> None:
     write_checkpoint(tmp_path)
     host = CoreLifecycle(config(tmp_path, "cpu"))
-    expected = generate(host.start(), LENGTHS)
+    expected = texts(host.start(), LENGTHS)
     host.shut_down()
     replays = 0
     replay = DecodeGraphs.replay
@@ -159,8 +155,8 @@ def test_tokens_are_those_of_a_cpu_and_every_byte_comes_back(
         if not captured:
             engine.runner.graphs = None
         replays = 0
-        assert generate(engine, LENGTHS) == expected
-        assert generate(engine, LENGTHS[:1])["0"] == expected["0"]
+        assert texts(engine, LENGTHS) == expected
+        assert texts(engine, LENGTHS[:1])["0"] == expected["0"]
         assert (replays > 0) == captured
         assert run_audit(engine, lifecycle.ledger)[2] == []
         del engine

@@ -28,6 +28,7 @@ from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
 from plimsoll_faults.models.write_fp8 import write_fp8
+from tests.generated import generate
 from tests.integration.engine.conftest import Engine
 from tests.logits import recorded
 from tests.random_model import random_model
@@ -77,16 +78,9 @@ def prompts() -> list[list[int]]:
 
 
 def texts(engine: EngineCore) -> list[list[int]]:
-    found: dict[str, list[int]] = {str(number): [] for number in range(len(LENGTHS))}
-    for name, prompt in zip(found, prompts(), strict=True):
-        sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
-        assert engine.submit(Submit(name, prompt, sampling)) is None
-    while engine.has_work:
-        output = engine.step()
-        assert not output.dropped, output.dropped
-        for token in output.tokens:
-            found[token.request_id].append(token.token_id)
-    return list(found.values())
+    sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
+    submits = [Submit(str(number), ids, sampling) for number, ids in enumerate(prompts())]
+    return list(generate(engine, submits).values())
 
 
 def rms(distances: list[torch.Tensor]) -> float:

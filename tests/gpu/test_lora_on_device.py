@@ -15,6 +15,7 @@ from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
+from tests.generated import generate
 from tests.lora import merge, write_tiny_adapter
 
 pytestmark = pytest.mark.skipif(
@@ -32,20 +33,13 @@ def config(folder: Path) -> WorkerConfig:
 
 def texts(engine: EngineCore, numbers: list[int], prompts: int = 5) -> dict[str, list[int]]:
     """Of some prompts with every adapter, all in one batch."""
-    found: dict[str, list[int]] = {}
+    submits = []
     for place in range(prompts):
         for number in numbers:
-            name = f"{place} {number}"
-            found[name] = []
             prompt = [10 + place + i % 90 for i in range(1 + 70 * place)]
-            submit = Submit(name, prompt, Sampling(NEW_TOKENS, ignore_eos=True))
-            assert engine.submit(msgspec.structs.replace(submit, adapter=number)) is None
-    while engine.has_work:
-        output = engine.step()
-        assert not output.dropped, output.dropped
-        for token in output.tokens:
-            found[token.request_id].append(token.token_id)
-    return found
+            submit = Submit(f"{place} {number}", prompt, Sampling(NEW_TOKENS, ignore_eos=True))
+            submits.append(msgspec.structs.replace(submit, adapter=number))
+    return generate(engine, submits)
 
 
 def test_adapters_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

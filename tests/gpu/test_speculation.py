@@ -18,6 +18,7 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
 from tests.draft_checkpoint import write_draft_checkpoint
+from tests.generated import generate
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -41,21 +42,17 @@ class Oracle:
 
 
 def texts(engine: EngineCore) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for number in range(REQUESTS):
-        name = str(number)
-        found[name] = []
-        sampling = Sampling(
-            NEW_TOKENS, ignore_eos=True, temperature=0.9 * (number % 2), seed=number
-        )
-        prompt = [10 + number + i % 90 for i in range(1 + 40 * number)]
-        assert engine.submit(Submit(name, prompt, sampling)) is None
-    while engine.has_work:
-        output = engine.step()
-        assert not output.dropped, output.dropped
-        for token in output.tokens:
-            found[token.request_id].append(token.token_id)
-    return found
+    return generate(
+        engine,
+        (
+            Submit(
+                str(number),
+                [10 + number + i % 90 for i in range(1 + 40 * number)],
+                Sampling(NEW_TOKENS, ignore_eos=True, temperature=0.9 * (number % 2), seed=number),
+            )
+            for number in range(REQUESTS)
+        ),
+    )
 
 
 def test_drafts_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from tests.generated import generate
 from tests.logits import recorded
 from tests.ranks import GROUPS, started, write_for_four
 
@@ -76,17 +77,9 @@ def config(model: Path, run_dir: Path, size: int, dtype: str) -> WorkerConfig:
     )  # fmt: skip
 
 
-def generate(engine: EngineCore, prompts: list[list[int]], new: int) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-    for number, prompt in enumerate(prompts):
-        sampling = Sampling(max_tokens=new, ignore_eos=True)
-        assert engine.submit(Submit(str(number), prompt, sampling)) is None
-    while engine.has_work:
-        output = engine.step()
-        assert not output.dropped, output.dropped
-        for token in output.tokens:
-            found[token.request_id].append(token.token_id)
-    return found
+def texts(engine: EngineCore, prompts: list[list[int]], new: int) -> dict[str, list[int]]:
+    sampling = Sampling(max_tokens=new, ignore_eos=True)
+    return generate(engine, (Submit(str(n), ids, sampling) for n, ids in enumerate(prompts)))
 
 
 def prompts_of(lengths: tuple[int, ...], vocabulary: int) -> list[list[int]]:
@@ -108,9 +101,9 @@ def test_greedy_tokens_of_several_ranks_are_those_of_one(
             assert engine is not None
             while all_graphs and engine.runner.capture_next_graph():
                 pass
-            texts = generate(engine, prompts_of((5, 30, 200, 700, 1500, 64, 64, 9), 500), 64)
-            alone = generate(engine, prompts_of((40,), 500), 64)
-            found.append((texts, alone))
+            together = texts(engine, prompts_of((5, 30, 200, 700, 1500, 64, 64, 9), 500), 64)
+            alone = texts(engine, prompts_of((40,), 500), 64)
+            found.append((together, alone))
             assert run_audit(engine, lifecycle.ledger)[2] == []
         assert [process.returncode for process in processes] == [0] * (ranks - 1)
     assert found[0] == found[1]
@@ -130,7 +123,7 @@ def test_bf16_logits_of_several_ranks_are_within_the_noise_of_one(
             engine = lifecycle.engine
             assert engine is not None
             seen = recorded(engine)
-            generate(engine, prompts, 1)
+            texts(engine, prompts, 1)
             rows = [seen[str(number), 0].float().cpu() for number in range(len(prompts))]
             found[ranks, dtype] = torch.stack(rows)
             del engine, seen
@@ -169,7 +162,7 @@ def test_all_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None, size
             assert engine is not None
             while engine.runner.capture_next_graph():
                 pass
-            generate(engine, prompts_of((30, 700), 500), 16)
+            texts(engine, prompts_of((30, 700), 500), 16)
             leader = lifecycle.member.leader
             assert leader is not None
             reports = leader.get_memory_reports()

@@ -21,6 +21,7 @@ from plimsoll_engine.process.host_memory import PythonMemoryEstimator
 from plimsoll_engine.worker import lifecycle as lifecycle_module
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
+from tests.generated import generate
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -42,20 +43,15 @@ def config(checkpoint: Path, device: str = "cuda", dtype: str = "float32") -> Wo
     return WorkerConfig(str(checkpoint), "/tmp", "unused", dtype, device, num_blocks=blocks)
 
 
-def generate(engine: EngineCore, count: int = 8, new: int = 64) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {f"r{i}": [] for i in range(count)}
-    for i, name in enumerate(tokens):
-        engine.submit(Submit(name, [10 + i] * (5 + 30 * i), Sampling(max_tokens=new)))
-    while engine.has_work:
-        output = engine.step()
-        assert not output.dropped, output.dropped
-        for token in output.tokens:
-            tokens[token.request_id].append(token.token_id)
-    return tokens
+def texts(engine: EngineCore, count: int = 8, new: int = 64) -> dict[str, list[int]]:
+    return generate(
+        engine,
+        (Submit(f"r{i}", [10 + i] * (5 + 30 * i), Sampling(max_tokens=new)) for i in range(count)),
+    )
 
 
 def success(lifecycle: CoreLifecycle) -> None:
-    generate(lifecycle.start())
+    texts(lifecycle.start())
 
 
 def forward_error(lifecycle: CoreLifecycle) -> None:
@@ -138,7 +134,7 @@ def test_text_on_the_gpu_equals_text_on_the_cpu(checkpoint: Path) -> None:
         lifecycle = CoreLifecycle(config(checkpoint, device, dtype))
         engine = lifecycle.start()
         begun = time.monotonic()
-        found[device, dtype] = generate(engine)
+        found[device, dtype] = texts(engine)
         steps = engine.counters.steps
         print(f"{device} {dtype}: {1e3 * (time.monotonic() - begun) / steps:.2f} ms a step")
         lifecycle.shut_down()
