@@ -37,9 +37,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str = "INFO", libraries: Mapping[str, str] | None = None) -> None:
-    """Configure the root logger to write JSON; ``libraries`` are log levels by logger name."""
+    """Write logs and Python's warnings as JSON; ``libraries`` are log levels by logger name."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
     for name, least in (libraries or {}).items():
         logging.getLogger(name).setLevel(least)

@@ -56,6 +56,17 @@ def test_a_process_writes_it(tmp_path: Path) -> None:
     assert str(missing) in lines[-1]["message"]
 
 
+def test_a_warning_of_a_library_is_a_line_as_well() -> None:
+    code = (
+        "import warnings; from plimsoll_api.logs import configure_logging; "
+        "configure_logging(); warnings.warn('Corrupt EXIF data.\\nOnly 8 bytes')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    line = json.loads(ended.stderr)
+    assert (line["level"], line["logger"]) == ("warning", "py.warnings")
+    assert "Corrupt EXIF data.\nOnly 8 bytes" in line["message"]
+
+
 def test_no_process_has_a_format_of_its_own() -> None:
     own = re.compile(r"basicConfig\(|logging\.(Formatter|StreamHandler)\b")
     found = {
