@@ -19,6 +19,8 @@ MAX_CHANNELS = 8
 # 240 MB for all channels. Ten minutes of stereo at 48 kHz have 58 million samples.
 MAX_SAMPLES = 60_000_000
 SAMPLE_RATES_HZ = (1_000, 384_000)
+# Full scale is 1. The square of a spectrum stays finite far beyond this.
+MAX_AMPLITUDE = 1e9
 
 Samples = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
@@ -48,9 +50,13 @@ def decode(data: bytes, rate_hz: int) -> Samples:
         ) from None
     if not len(frames):
         raise MediaError("the audio file contains no samples", "invalid_audio")
+    if not -MAX_AMPLITUDE <= frames.min() <= frames.max() <= MAX_AMPLITUDE:  # false for NaN
+        raise MediaError(
+            f"the audio has samples that are not numbers from {-MAX_AMPLITUDE:g} to "
+            f"{MAX_AMPLITUDE:g}: scale it to 1",
+            "invalid_audio",
+        )
     mono: Samples = frames.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mono).all():
-        raise MediaError("the audio contains NaN or infinite samples", "invalid_audio")
     if own_rate == rate_hz:
         return mono
     resampled: Samples = soxr.resample(mono, own_rate, rate_hz).astype(np.float32, copy=False)
