@@ -34,6 +34,13 @@ class AllocationTracer:
         """Whether a trace of this tracer is running; traces of other code do not count."""
         return self._is_owner and tracemalloc.is_tracing()
 
+    def abandon_in_child(self) -> None:
+        """End an inherited trace, because the thread that limits it runs in the parent alone."""
+        self._lock = threading.Lock()
+        if self.is_running:
+            tracemalloc.stop()
+        self._is_owner = False
+
     def get_trace_bytes(self) -> int:
         """Return the memory use of the trace itself."""
         tables = tracemalloc.get_tracemalloc_memory() if self.is_running else 0

@@ -14,6 +14,7 @@ import threading
 import time
 from typing import Any, Optional
 
+from plimsoll_probe.allocation_tracing import ALLOCATION_TRACER
 from plimsoll_probe.answers import answer_request
 from plimsoll_probe.hung import StackFile
 from plimsoll_probe.memory import watch_freezes
@@ -69,6 +70,7 @@ class _Listener:
     def reopen_in_child(self) -> None:
         try:
             self._holds_lock, self._answer_lock = False, threading.Lock()
+            ALLOCATION_TRACER.abandon_in_child()
             inherited, self._socket = self._socket, None
             if inherited is not None:
                 inherited.close()

@@ -191,6 +191,29 @@ def test_a_fork_listens_too_and_a_killed_ones_socket_goes(library: Path) -> None
             assert (sockets / f"{process.pid}.sock").exists()
 
 
+def test_a_fork_during_a_trace_traces_nothing(library: Path) -> None:
+    """The thread that ends the trace runs in the parent alone, and the tables would only grow."""
+    program = (
+        "import os, sys, tracemalloc\n"
+        "print('up', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    print(tracemalloc.is_tracing(), flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "os.waitpid(child, 0)\n"
+    )
+    with python(library, program) as process:
+        assert first_line(process) == "up"
+        path = library.parent / "sockets" / f"{process.pid}.sock"
+        assert ask(path, do="tracemalloc", step="start")["text"] == "started"
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert first_line(process) == "False"
+        assert "allocated" in ask(path, do="tracemalloc", step="diff")["text"], "of the parent"
+
+
 def test_a_spawned_python_has_its_own(library: Path) -> None:
     program = (
         "import subprocess, sys\n"
