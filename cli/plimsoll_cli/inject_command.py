@@ -248,7 +248,7 @@ def validate(
     """Check manifests without a cluster, and show what inject or a policy would do.
 
     Exit status 2: a file or an object of Plimsoll is invalid. 1: a workload would get no
-    supervisor.
+    supervisor, or none gets one from the policy of --policy.
     """
     from plimsoll_cli.inject import validate as validation
     from plimsoll_operator.injection.options import InjectionOptions
@@ -258,6 +258,10 @@ def validate(
     else:
         options = validation.name_pod_fields(_read_policy_options(policy, "supervisor"))
     found = validation.check_files(files, options)
+    if policy is not None and not (found.num_supervised or found.refused):
+        found.refused.append(
+            f"{policy}: no workload in these files gets a supervisor from this policy"
+        )
     for line in found.notes:
         typer.echo(line)
     for line in (*found.invalid, *found.refused):

@@ -186,6 +186,26 @@ def test_a_message_of_validate_names_what_its_reader_can_set(tmp_path: Path) -> 
     assert alone.exit_code == selected.exit_code == 1
 
 
+def test_a_policy_that_selects_nothing_fails(tmp_path: Path) -> None:
+    """A selector with a typing error would otherwise pass in CI."""
+    policy, workload = str(ROOT / "examples/supervision-policy.yaml"), tmp_path / "w.yaml"
+    selected, other = (
+        f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {name}}}}}\nspec:\n"
+        "  securityContext: {runAsUser: 1000}\n"
+        "  containers: [{name: c, image: vllm/vllm-openai, ports: [{containerPort: 8000}]}]\n"
+        for name in ("vllm", "vlm")
+    )
+    workload.write_text(other)
+    none = CliRunner().invoke(app, ["validate", str(workload), "--policy", policy])
+    assert "does not match the pod's labels (app=vlm)" in none.stdout
+    assert f"{policy}: no workload in these files gets a supervisor" in none.stderr
+    assert none.exit_code == 1
+    assert CliRunner().invoke(app, ["validate", str(workload)]).exit_code == 0
+    workload.write_text(f"{other}---\n{selected}")
+    some = CliRunner().invoke(app, ["validate", str(workload), "--policy", policy])
+    assert (some.exit_code, some.stderr) == (0, "")
+
+
 def test_what_the_operator_refuses_is_said(tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(

@@ -45,6 +45,8 @@ class CheckResults:
     invalid: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    num_supervised: int = 0
+    """Number of documents whose pods would get a supervisor."""
 
     @property
     def exit_status(self) -> int:
@@ -88,6 +90,7 @@ def _check_document(
         results.refused.append(f"{position}: {error}")
         return
     results.notes += [f"{position}: {note}" for note in injected.notes]
+    results.num_supervised += injected.config_map is not None
 
 
 def check_object(position: str, document: Object) -> None:
