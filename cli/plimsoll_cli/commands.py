@@ -11,7 +11,7 @@ import typer
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.names import DEFAULT_DRAIN_S
 from plimsoll_cli import options
-from plimsoll_cli.errors import UsageError
+from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import Output
 
 
@@ -60,7 +60,6 @@ def incidents(
 ) -> None:
     """List incidents, newest first."""
     from plimsoll_cli import incidents as listing
-    from plimsoll_cli.incident_view import IncidentView
     from plimsoll_cli.output import show_spinner
 
     wanted = listing.IncidentFilter(target, phase, kind, open_only)
@@ -68,8 +67,8 @@ def incidents(
     searched = None
     if local or run_dir is not None:
 
-        def read() -> list[IncidentView]:
-            return listing.read_local_incidents(target, run_dir)
+        def read() -> listing.Listing:
+            return listing.read_local_incidents(target, run_dir), None
 
         # A run directory belongs to one service.
         wanted = listing.IncidentFilter(None, phase, kind, open_only)
@@ -77,17 +76,19 @@ def incidents(
         cluster = options.connect(kubeconfig, context, namespace, all_namespaces, has_local=True)
         searched = cluster.namespace
 
-        def read() -> list[IncidentView]:
+        def read() -> listing.Listing:
             with show_spinner("reading incidents") as update:
                 return listing.list_incidents(cluster, target, update)
 
     if watch:
         listing.watch_incidents(read, wanted, output)
         return
-    found = read()
+    found, problem = read()
     shown = listing.select_newest_incidents(found, wanted, limit)
     omitted = len(listing.select_newest_incidents(found, wanted, None)) - len(shown)
     listing.print_incidents(shown, output, omitted, searched)
+    if problem is not None:
+        raise RunError(problem)
 
 
 def explain(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.console import Console
 from rich.text import Text
 
 from plimsoll_api.decoding import MalformedError, decode
@@ -42,6 +43,8 @@ MIN_TERMINAL_WIDTHS = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 1
 POLL_INTERVAL_S = 2.0
 MAX_LABEL_CHARS = 63
 INCIDENTS_PER_PROGRESS_REPORT = 500
+Listing = tuple[list[IncidentView], str | None]
+"""Incidents, and a message about those that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -110,24 +113,35 @@ def read_local_incidents(service: str | None, run_dir: Path | None) -> list[Inci
 
 def list_incidents(
     cluster: Cluster, target: str | None, show_progress: Callable[[str], None]
-) -> list[IncidentView]:
+) -> Listing:
     """Return the incidents that may belong to ``target``; all incidents if it is None.
 
-    Label selectors only narrow the list: it may include those of other targets. Raises RunError.
+    Label selectors only narrow the list: it may include those of other targets. The message tells
+    of incidents that cannot be read. Raises RunError.
     """
     found: dict[tuple[str, str], IncidentView] = {}
-    try:
-        for query in make_label_queries(target):
-            for item in cluster.list_custom_objects(INCIDENT_PLURAL, **query):
+    unreadable: dict[str, None] = {}
+    for query in make_label_queries(target):
+        for item in cluster.list_custom_objects(INCIDENT_PLURAL, **query):
+            try:
                 one = make_view_from_object(item)
-                found[one.namespace, one.name] = one
-                if len(found) % INCIDENTS_PER_PROGRESS_REPORT == 0:
-                    show_progress(f"reading incidents: {len(found)}")
-        return list(found.values())
-    except UnreadableError as error:
-        raise RunError(
-            f"{error}: the incident may have been written by another version of Plimsoll"
-        ) from None
+            except UnreadableError as error:
+                unreadable[str(error)] = None
+                continue
+            found[one.namespace, one.name] = one
+            if len(found) % INCIDENTS_PER_PROGRESS_REPORT == 0:
+                show_progress(f"reading incidents: {len(found)}")
+    return list(found.values()), _summarize_unreadable(list(unreadable))
+
+
+def _summarize_unreadable(errors: list[str]) -> str | None:
+    if not errors:
+        return None
+    others = f" (and {len(errors) - 1} more)" if errors[1:] else ""
+    return (
+        f"not shown: {errors[0]}{others}: the incident may have been written by another version of"
+        " Plimsoll"
+    )
 
 
 def make_label_queries(target: str | None) -> list[dict[str, str]]:
@@ -207,7 +221,7 @@ def print_incidents(
 
 
 def watch_incidents(
-    read_incidents: Callable[[], list[IncidentView]],
+    read_incidents: Callable[[], Listing],
     incident_filter: IncidentFilter,
     output: Output,
 ) -> None:
@@ -217,27 +231,35 @@ def watch_incidents(
 
 
 def _print_incident_changes(
-    read_incidents: Callable[[], list[IncidentView]],
+    read_incidents: Callable[[], Listing],
     incident_filter: IncidentFilter,
     output: Output,
 ) -> None:
-    known: dict[str, str] = {}
-    out = make_console()
+    known: dict[tuple[str, str], str] = {}
+    out, errors = make_console(), Console(stderr=True, highlight=False)
+    last_problem = None
     while True:
         try:
-            fresh = select_newest_incidents(read_incidents(), incident_filter, None)
+            incidents, problem = read_incidents()
         except RunError as error:
-            out.print(f"{time.strftime('%H:%M:%S')}  {error}", style="red", soft_wrap=True)
-            fresh = []
+            incidents, problem = [], str(error)
+        if problem != last_problem and problem is not None:
+            text = f"{time.strftime('%H:%M:%S')}  {problem}"
+            errors.print(text, style="red", soft_wrap=True, markup=False)
+        last_problem = problem
+        fresh = select_newest_incidents(incidents, incident_filter, None)
+        spaces = len({incident.namespace for incident in fresh}) > 1
         for incident in reversed(fresh):
             state = f"{incident.story.phase} {incident.status.outcome or ''}"
-            if known.get(incident.name) != state:
-                known[incident.name] = state
+            if known.get((incident.namespace, incident.name)) != state:
+                known[incident.namespace, incident.name] = state
                 if output.is_table:
                     now = time.strftime("%H:%M:%S")
+                    name = f"{incident.namespace}/{incident.name}" if spaces else incident.name
                     out.print(
-                        f"{now}  {incident.name}  {state}  {incident.story.headline}",
+                        f"{now}  {name}  {state}  {incident.story.headline}",
                         soft_wrap=True,
+                        markup=False,
                     )
                 else:
                     print_value(make_incident_object(incident), output)

@@ -166,7 +166,15 @@ class Cluster:
             raise RunError(f"the API server {self.host} does not answer: {text}") from None
         if response.status >= 300:
             self._raise_for_status(response.status, response.reason or "", method, path)
-        answer: Object = json.loads(data)
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):  # for example the login page of a proxy
+            raise RunError(
+                f"{self.host} answers {path} without JSON: it is no API server, check the"
+                " kubeconfig and proxies"
+            )
         return answer
 
     def _raise_for_status(self, status: int, reason: str, method: str, path: str) -> NoReturn:

@@ -20,7 +20,7 @@ from plimsoll_cli.cluster.client import MAX_LIST_RESTARTS, Cluster
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.main import app
 
-Body = tuple[int, dict[str, object]]
+Body = tuple[int, dict[str, object] | bytes]
 Answer = Callable[[str | None], Body]
 """Status and body for a continue token."""
 
@@ -34,7 +34,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Answer], Cluster]]:
             def do_GET(self) -> None:
                 token = parse_qs(urlsplit(self.path).query).get("continue", [None])[0]
                 status, body = answer(token)
-                data = json.dumps(body).encode()
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -98,6 +98,15 @@ def test_a_namespace_that_does_not_exist_is_an_error(serve: Callable[[Answer], C
         serve(lambda token: (404, {})).check_namespace()
     serve(lambda token: (403, {})).check_namespace()
     serve(lambda token: (200, {})).check_namespace()
+
+
+@pytest.mark.parametrize("body", [b"<html>log in", b"\xff\xfe", b"", b"[]"])
+def test_a_server_that_is_no_api_server_is_named(
+    serve: Callable[[Answer], Cluster], body: bytes
+) -> None:
+    """Such as a proxy with a page to log in."""
+    with pytest.raises(RunError, match=r"127.0.0.1:\d+ answers /version without JSON"):
+        serve(lambda token: (200, body)).get("/version")
 
 
 @pytest.mark.parametrize(
