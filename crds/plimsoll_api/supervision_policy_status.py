@@ -63,7 +63,10 @@ class PolicyWorkload(Verdicts):
         default=None,
         description="Name of the workload. Absent for the pods that no workload owns.",
     )
-    selected: int = Field(description="Number of the workload's pods that match the selector.")
+    selected: int = Field(
+        description="Number of the workload's pods that match the selector or have a supervisor of "
+        "the policy."
+    )
     supervised: int = Field(
         description="Number of the workload's pods with a supervisor of this policy that "
         "observes the engine."
@@ -186,7 +189,8 @@ class SupervisionPolicyStatus(ResourceModel):
         json_schema_extra={"format": "int64"},
     )
     selected: int | None = Field(
-        default=None, description="Number of pods that match the selector."
+        default=None,
+        description="Number of pods that match the selector or have a supervisor of the policy.",
     )
     supervised: int | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Find the pods that policies select.
+"""Find the pods that policies select, and those that they supervise since they selected them.
 
 A watch of full pods would receive every change in the cluster. The operator therefore watches only
 the metadata of pods, in each namespace with a policy. It reads changed pods in full and caches a
@@ -8,13 +8,15 @@ summary of each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from plimsoll_api.names import POLICY_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.fleet.pods import compute_seconds_between
 from plimsoll_operator.fleet.selected_pods import (
+    SUPERVISED_STATES,
     SelectedPod,
     SupervisionState,
     compute_next_stuck_s,
@@ -37,14 +39,33 @@ PODS_PER_PAGE = 50
 PolicyGenerations = tuple[tuple[str, str, int], ...]
 
 
-class _CachedPod(NamedTuple):
+class _PresentPod(NamedTuple):
+    """Resource version of a pod, and the names of the policies that it belongs to.
+
+    ``selecting`` are the policies that select it, oldest first. ``labelled`` is the policy in its
+    label if that does not select it; otherwise empty.
+    """
+
     version: str
-    pod: SelectedPod
+    selecting: list[str]
+    labelled: str
+
+    @property
+    def policies(self) -> set[str]:
+        """Names of all policies that the pod belongs to."""
+        return {*self.selecting, self.labelled} - {""}
+
+
+class _CachedPod(NamedTuple):
+    """Summary of a pod; None if it is labelled as supervised, but is not."""
+
+    version: str
+    pod: SelectedPod | None
     address: str | None
     read_at: str
 
     def is_stale(self, version: str, now: str) -> bool:
-        due = compute_next_stuck_s([self.pod], self.read_at)
+        due = compute_next_stuck_s([self.pod] if self.pod else [], self.read_at)
         return _is_older(self.version, version) or (
             due is not None and compute_seconds_between(self.read_at, now) >= due
         )
@@ -54,8 +75,8 @@ class _CachedPod(NamedTuple):
 class _NamespacePods:
     generations: PolicyGenerations
     policies: list[SupervisionPolicy]
-    present: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
-    """Resource version and selecting policies of each selected pod."""
+    present: dict[str, _PresentPod] = field(default_factory=dict)
+    """Pods that belong to a policy, by name."""
     summaries: dict[Key, dict[str, _CachedPod]] = field(default_factory=dict)
     listed: bool = False
 
@@ -76,7 +97,7 @@ class PolicyPods:
         self._due: dict[Key, asyncio.TimerHandle] = {}
 
     def sync(self, key: Key) -> None:
-        """Watch the pods that the current policies of the key's namespace may select.
+        """Watch the pods that may belong to the current policies of the key's namespace.
 
         If these policies have changed, reconcile all of them.
         """
@@ -107,7 +128,7 @@ class PolicyPods:
     async def read(
         self, key: Key, policy: SupervisionPolicy
     ) -> tuple[tuple[SelectedPod, ...], dict[str, str]]:
-        """Return the selected pods, and the addresses of supervised pods by pod name.
+        """Return the policy's pods, and the addresses of supervised pods by pod name.
 
         Raises ApiError, OSError or TimeoutError if a request to the API server fails.
         """
@@ -121,30 +142,36 @@ class PolicyPods:
             raise reflector.error
         summaries = namespace_pods.summaries.setdefault(key, {})
         present = {
-            name: version
-            for name, (version, names) in namespace_pods.present.items()
-            if key.name in names
+            name: one for name, one in namespace_pods.present.items() if key.name in one.policies
         }
         for name in summaries.keys() - present.keys():
             del summaries[name]
         now = self._clock()
         stale = [
-            name for name, version in present.items()
-            if name not in summaries or summaries[name].is_stale(version, now)
+            name for name, one in present.items()
+            if name not in summaries or summaries[name].is_stale(one.version, now)
         ]  # fmt: skip
-        kind = replace(POD, selector=policy.spec.selector.to_query(), page=PODS_PER_PAGE)
-        for one in [""] if len(stale) > MAX_SINGLE_READS else stale:
-            summaries.pop(one, None)
-            async for page, _ in self._api.list_pages(kind, key.namespace, one):
+        reads = [("", name) for name in stale]
+        if len(stale) > MAX_SINGLE_READS:
+            selected = {key.name in present[name].selecting for name in stale}
+            reads = [
+                (policy.spec.selector.to_query() if one else f"{POLICY_LABEL}={key.name}", "")
+                for one in sorted(selected)
+            ]
+        for selector, name in reads:
+            summaries.pop(name, None)
+            kind = replace(POD, selector=selector, page=PODS_PER_PAGE)
+            async for page, _ in self._api.list_pages(kind, key.namespace, name):
                 for pod in page:
                     self._cache_pod(namespace_pods, summaries, policy, pod)
                     await asyncio.sleep(0)  # let the webhook run, which shares this loop
-        pods = [summaries[name] for name in sorted(present) if name in summaries]
+        cached = [summaries[name] for name in sorted(present) if name in summaries]
+        pods = tuple(one.pod for one in cached if one.pod)
         addresses = {
-            one.pod.name: one.address for one in pods
-            if one.address and one.pod.state is SupervisionState.SUPERVISED
+            one.pod.name: one.address for one in cached
+            if one.pod and one.address and one.pod.state is SupervisionState.SUPERVISED
         }  # fmt: skip
-        return tuple(one.pod for one in pods), addresses
+        return pods, addresses
 
     def _cache_pod(
         self,
@@ -153,31 +180,35 @@ class PolicyPods:
         policy: SupervisionPolicy,
         pod: Object,
     ) -> None:
-        meta = pod["metadata"]
-        names = _list_selecting_policies(namespace_pods.policies, pod)
-        if policy.metadata.name in names:
-            summary = summarize_pod(pod, policy, names, self._images, now := self._clock())
-            summaries[meta["name"]] = _CachedPod(
-                meta["resourceVersion"], summary, find_address(pod), now
-            )
+        meta, name = pod["metadata"], policy.metadata.name
+        present = _make_present_pod(namespace_pods.policies, pod)
+        if name not in present.policies:
+            return
+        is_selected, now = name in present.selecting, self._clock()
+        selecting = present.selecting if is_selected else []
+        summary = summarize_pod(pod, policy, selecting, self._images, now)
+        kept = summary if is_selected or summary.state in SUPERVISED_STATES else None
+        summaries[meta["name"]] = _CachedPod(present.version, kept, find_address(pod), now)
 
     def _start_watch(self, namespace: str, namespace_pods: _NamespacePods) -> None:
         def on_list(items: list[Object]) -> None:
             namespace_pods.present = {
-                one["metadata"]["name"]: (one["metadata"]["resourceVersion"], names)
+                one["metadata"]["name"]: present
                 for one in items
-                if (names := _list_selecting_policies(namespace_pods.policies, one))
+                if (present := _make_present_pod(namespace_pods.policies, one)).policies
             }
             namespace_pods.listed = True
             self._notify_later(namespace, (one.metadata.name for one in namespace_pods.policies))
 
         def on_change(item: Object, deleted: bool) -> None:
-            meta = item["metadata"]
-            names = [] if deleted else _list_selecting_policies(namespace_pods.policies, item)
-            _, before = namespace_pods.present.pop(meta["name"], ("", []))
-            if names:
-                namespace_pods.present[meta["name"]] = (meta["resourceVersion"], names)
-            self._notify_later(namespace, {*names, *before})
+            name = item["metadata"]["name"]
+            before = namespace_pods.present.pop(name, None)
+            changed = before.policies if before else set()
+            present = _make_present_pod(namespace_pods.policies, item)
+            if present.policies and not deleted:
+                namespace_pods.present[name] = present
+                changed |= present.policies
+            self._notify_later(namespace, changed)
 
         reflector = Reflector(self._api, POD, namespace, on_list, on_change)
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
@@ -194,10 +225,13 @@ class PolicyPods:
         self._on_change(key)
 
 
-def _list_selecting_policies(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
-    """Return the names of the policies that select the pod, oldest first."""
-    labels = pod["metadata"].get("labels") or {}
-    return [one.metadata.name for one in find_matching_policies(policies, labels)]
+def _make_present_pod(policies: Sequence[SupervisionPolicy], pod: Object) -> _PresentPod:
+    meta = pod["metadata"]
+    labels = meta.get("labels") or {}
+    selecting = [one.metadata.name for one in find_matching_policies(policies, labels)]
+    label = labels.get(POLICY_LABEL, "")
+    is_other = label not in selecting and any(one.metadata.name == label for one in policies)
+    return _PresentPod(meta["resourceVersion"], selecting, label if is_other else "")
 
 
 def _get_generation(item: Object) -> tuple[str, str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plimsoll_operator.fleet.pods import compute_seconds_between
-from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
+from plimsoll_operator.fleet.selected_pods import SUPERVISED_STATES, SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key
 
 RECREATION_WINDOW_S = 600.0
@@ -21,7 +21,6 @@ MIN_RECREATIONS_IN_LOOP = 4
 MIN_LEADER_AGE_FOR_RECOVERY_S = 120.0
 """Minimum age of a ready leader whose group counts as recovered."""
 MAX_LEADERS_PER_GROUP = 32
-SUPERVISED_STATES = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 
 @dataclass(frozen=True)

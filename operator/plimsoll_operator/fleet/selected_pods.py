@@ -52,6 +52,10 @@ class SupervisionState(Enum):
     LEAVING = "Leaving"
 
 
+SUPERVISED_STATES = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
+"""States of pods that have, or may have had, a supervisor."""
+
+
 @dataclass(frozen=True, slots=True)
 class StartState:
     """Progress of a pod in starting the containers that the injection added.

@@ -11,9 +11,11 @@ from typing import cast
 
 import pytest
 
+from plimsoll_api.names import POLICY_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.controllers.selected_pods import MAX_SINGLE_READS, PolicyPods
+from plimsoll_operator.fleet.selected_pods import SupervisionState
 from plimsoll_operator.kinds import POD, Key, Kind, Object, parse_object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import METADATA_PAGE_OBJECTS, Api, ApiError
@@ -49,10 +51,16 @@ class Server:
             self.put(name)
         self.events = asyncio.Queue()
 
-    def put(self, name: str, app: str = "vllm") -> None:
+    def put(
+        self, name: str, app: str = "vllm", label: str = "", has_supervisor: bool = True
+    ) -> None:
         self.version += 1
-        meta = {"name": name, "labels": {"app": app}, "resourceVersion": str(self.version)}
-        known, self.pods[name] = name in self.pods, {"metadata": meta, "spec": {"containers": []}}
+        labels = {"app": app} | ({POLICY_LABEL: label} if label else {})
+        meta = {"name": name, "labels": labels, "resourceVersion": str(self.version)}
+        spec: Object = {"containers": []}
+        if label and has_supervisor:
+            spec["initContainers"] = [{"name": "supervisor", "restartPolicy": "Always"}]
+        known, self.pods[name] = name in self.pods, {"metadata": meta, "spec": spec}
         self.events.put_nowait(("MODIFIED" if known else "ADDED", {"metadata": meta}))
 
     def drop(self, name: str) -> None:
@@ -78,7 +86,7 @@ class Server:
     async def list_pages(
         self, kind: Kind, namespace: str, name: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
-        self.reads.append(name)
+        self.reads.append(name or kind.selector)
         yield [one for key, one in self.pods.items() if name in ("", key)], str(self.version)
 
 
@@ -112,20 +120,55 @@ def test_only_what_changed_is_read_again() -> None:
 
     async def check(pods: PolicyPods, store: Store, changed: list[Key]) -> None:
         assert len(await names(pods)) == MAX_SINGLE_READS + 1
-        assert server.reads == [""], "many are listed"
+        assert server.reads == ["app=vllm"], "many are listed"
         await settled(changed)
         await names(pods)
-        assert server.reads == [""], "nothing changed"
+        assert server.reads == ["app=vllm"], "nothing changed"
         server.put("p-0")
         server.put("other", app="x")
         assert await settled(changed) == [KEY], "of the selected one alone"
         await names(pods)
-        assert server.reads == ["", "p-0"]
+        assert server.reads == ["app=vllm", "p-0"]
         server.drop("p-0")
         server.put("p-1", app="x")
         assert await settled(changed) == [KEY]
         assert len(await names(pods)) == MAX_SINGLE_READS - 1
-        assert server.reads == ["", "p-0"]
+        assert server.reads == ["app=vllm", "p-0"]
+
+    run(server, check)
+
+
+def test_a_supervised_pod_stays_with_its_policy_until_it_is_recreated() -> None:
+    """Whether the policy's selector changed or somebody took the pod's label to look at it: it is
+    restarted, scraped and evicted as before, and its incidents are not those of a pod that is gone.
+    """
+    server = Server("p-0")
+    server.put("p-1", label="engines")
+    server.put("p-2", app="x", label="engines", has_supervisor=False)
+
+    async def check(pods: PolicyPods, store: Store, changed: list[Key]) -> None:
+        assert await names(pods) == ["p-0", "p-1"], "the label alone is nothing"
+        await settled(changed)
+        server.put("p-1", app="x", label="engines")
+        assert await settled(changed) == [KEY]
+        for generation in (1, 2):
+            item = policy(generation=generation, app="vllm" if generation == 1 else "y")
+            store.put(item)
+            store.put(policy("younger", app="x"))
+            pods.sync(KEY)
+            found, _ = await pods.read(KEY, parse_object(SupervisionPolicy, item))
+            assert [one.name for one in found] == ["p-0", "p-1"][generation - 1 :]
+            assert found[-1].state is SupervisionState.SUPERVISED
+            assert (found[-1].other_policies, found[-1].is_oldest_policy) == ((), True)
+        reads = list(server.reads)
+        assert await names(pods, item) == ["p-1"]
+        assert server.reads == reads, "what is not supervised is not read again and again"
+        for number in range(MAX_SINGLE_READS):
+            server.put(f"q-{number}", app="z", label="engines")
+        server.put("r", app="y")
+        await settled(changed)
+        assert len(await names(pods, item)) == MAX_SINGLE_READS + 2
+        assert server.reads[len(reads) :] == [f"{POLICY_LABEL}=engines", "app=y"]
 
     run(server, check)
 
