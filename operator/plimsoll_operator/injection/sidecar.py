@@ -22,10 +22,7 @@ from plimsoll_operator.injection.pods import (
 )
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import list_native_sidecars, list_other_containers
-from plimsoll_operator.render.eviction import (
-    EVICTABLE_VOLUMES_ANNOTATION,
-    mark_evictable_volumes,
-)
+from plimsoll_operator.render.eviction import mark_evictable_volumes
 from plimsoll_operator.render.paths import POD_LAYOUT, SupervisorLayout
 from plimsoll_operator.render.pod import (
     add_pull_secrets,
@@ -64,11 +61,10 @@ def mark_supervisor_volumes(metadata: Object, pod: Object, inherited: Object | N
 
     ``metadata`` has the pod's annotations, which override the ``inherited`` ones.
     """
-    known = {**(inherited or {}), **(metadata.get("annotations") or {})}
-    marked = mark_evictable_volumes(known, pod["volumes"], SUPERVISOR_VOLUME_NAMES)
-    metadata["annotations"] = (metadata.get("annotations") or {}) | {
-        EVICTABLE_VOLUMES_ANNOTATION: marked[EVICTABLE_VOLUMES_ANNOTATION]
-    }
+    own = metadata.get("annotations") or {}
+    metadata["annotations"] = own | mark_evictable_volumes(
+        (inherited or {}) | own, pod["volumes"], SUPERVISOR_VOLUME_NAMES
+    )
 
 
 def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: str | None) -> None:

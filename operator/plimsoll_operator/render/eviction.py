@@ -15,19 +15,19 @@ EVICTABLE_VOLUMES_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict-l
 
 def mark_evictable_volumes(
     annotations: Mapping[str, Any], volumes: Iterable[Mapping[str, Any]], own: Collection[str]
-) -> dict[str, Any]:
-    """Return a pod's ``annotations`` with the names of the volumes on disk that Plimsoll added.
+) -> dict[str, str]:
+    """Return the annotation that names the volumes on disk that Plimsoll added to a pod.
 
-    ``own`` are the names of all volumes that Plimsoll may add; those that are not among ``volumes``
-    are removed. The author's names stay as they are written, because the autoscaler compares the
-    text between commas.
+    ``annotations`` are the pod's. ``own`` are the names of all volumes that Plimsoll may add; those
+    that are not among ``volumes`` are removed. The author's names stay as they are written, because
+    the autoscaler compares the text between commas.
     """
     present = {volume["name"]: volume for volume in volumes}
     listed = str(annotations.get(EVICTABLE_VOLUMES_ANNOTATION) or "")
     kept = [name for name in listed.split(",") if name in present or name not in own]
     added = [name for name, one in present.items() if name in own and _is_on_disk(one)]
     names = ",".join(dict.fromkeys([*kept, *added] if listed else added))
-    return {**annotations, EVICTABLE_VOLUMES_ANNOTATION: names}
+    return {EVICTABLE_VOLUMES_ANNOTATION: names}
 
 
 def _is_on_disk(volume: Mapping[str, Any]) -> bool:

@@ -68,8 +68,9 @@ def make_pod_template(
     own = names.make_labels(service.metadata.name) | {REVISION_LABEL: compute_pod_hash(service)}
     meta = template["metadata"]
     meta["labels"] = (meta.get("labels") or {}) | own
-    meta["annotations"] = mark_evictable_volumes(
-        meta.get("annotations") or {},
+    annotations = meta.get("annotations") or {}
+    meta["annotations"] = annotations | mark_evictable_volumes(
+        annotations,
         template["spec"]["volumes"],
         {volume["name"] for volume in base["spec"]["volumes"]},
     )
