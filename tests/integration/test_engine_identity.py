@@ -466,6 +466,32 @@ def test_a_container_is_the_engine_whoever_started_what(
     assert (engine / "cgroup.procs").read_text() == ""
 
 
+FIND = """
+import os, sys
+from plimsoll_api.engines import EngineType
+from plimsoll_sidecar.signals.engine_processes import EngineFinder
+found = EngineFinder(int(sys.argv[1]), EngineType.VLLM, "vllm").find_processes()
+print(*[process.pid for process in found.processes])
+"""
+
+
+def test_groups_that_a_container_made_are_part_of_it(
+    machine: Machine, groups: Callable[[str], Path]
+) -> None:
+    """Seen from a cgroup namespace, as that of a supervisor on a node with version 2."""
+    engine, own = groups("engine"), groups("supervisor")
+    machine.serving("--helpers=2", within=in_container(engine), **{CONTAINER_ENV: "vllm"})
+    inside = {int(pid) for pid in (engine / "cgroup.procs").read_text().split()}
+    nested = engine / "workers"
+    nested.mkdir()
+    (nested / "cgroup.procs").write_text(str(max(inside)))
+    command = [sys.executable, "-c", in_container(own, "--cgroup")]
+    command += [sys.executable, "-c", FIND, str(machine.port)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert eventually(partial(_gone, nested))
+    assert {int(pid) for pid in found.stdout.split()} == inside, found.stderr
+
+
 def _another() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

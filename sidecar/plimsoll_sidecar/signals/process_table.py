@@ -176,7 +176,14 @@ def find_container(pid: int) -> Container | None:
         mounts = os.stat(f"/proc/{pid}/ns/mnt").st_ino
     except OSError:
         mounts = None
-    return Container(group[1], mounts)
+    return Container(_remove_nested_groups(group.path), mounts)
+
+
+def _remove_nested_groups(path: str) -> str:
+    # A supervisor in a cgroup namespace sees another container of its pod as /../NAME, and groups
+    # that the container has made, for example for the workers of Ray, below it.
+    parts = path.split("/", 3)
+    return "/".join(parts[:3]) if parts[1:2] == [".."] and parts[2:3] != [".."] else path
 
 
 def is_in_nested_namespace(pid: int) -> bool:
