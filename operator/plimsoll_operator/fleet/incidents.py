@@ -344,12 +344,14 @@ def _make_incident(
     }
 
 
-# Texts are truncated to the limits of the CRD.
+# Texts are truncated to the limits of the CRD. The resource version makes the API server refuse the
+# update if a supervisor has written the status meanwhile, or if the incident is a later one.
 def _end_incident(
     changes: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
     identity = {key: incident[key] for key in ("apiVersion", "kind")}
-    name = {key: incident["metadata"][key] for key in ("name", "namespace")}
+    meta = incident["metadata"]
+    name = {key: meta[key] for key in ("name", "namespace", "resourceVersion") if key in meta}
     before = incident.get("status") or {}
     text = message[: max(0, MAX_TOTAL_TEXT_CHARS - _count_text_chars(before))]
     status = {"phase": phase, "outcome": outcome, "message": text, "endedAt": now}

@@ -21,7 +21,7 @@ from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key, Kind, Object
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 from tests import fake_api
 from tests.fake_api import Answer, FakeApi
 
@@ -184,6 +184,20 @@ def test_an_incident_that_its_pod_filled_to_the_brim_ends_as_well(
 ) -> None:
     status = copy.deepcopy(WHOLE[full])
     assert after(FakeApi(definitions), recorded("vllm-0-1", **status)) == {"vllm-0-1": "Unresolved"}
+
+
+def test_an_end_that_the_supervisor_wrote_meanwhile_stays() -> None:
+    """The pod's deletion may reach the operator before the last write of its supervisor does."""
+    api = FakeApi()
+    seen = api.put(recorded("vllm-0-1"))
+    api.put(recorded("vllm-0-1", phase="Resolved", outcome="WorkerRestart"))
+    policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
+    with pytest.raises(ConflictError):
+        reconcile(api, policy, [], [seen], "2026-01-03T00:00:00Z")
+    (kept,) = api.all("LeakIncident")
+    assert kept["status"] == {"phase": "Resolved", "outcome": "WorkerRestart"}
+    reconcile(api, policy, [], [kept], "2026-01-03T00:00:00Z")
+    assert list(api.all("LeakIncident")) == [kept]
 
 
 def test_an_incident_that_cannot_be_written_holds_up_no_other() -> None:
