@@ -54,8 +54,8 @@ class Run:
     again. ``device`` is set where only a device can show it. ``model`` is a tiny one of ours.
     ``seconds`` is the recording's length where it is not that of its batch."""
 
-    name: str
     engine: EngineType
+    number: int
     mechanism: str
     load: Load = STEADY
     cause: Injection | Fault | None = None
@@ -64,6 +64,10 @@ class Run:
     device: bool = False
     model: str = "tiny"
     seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}-{self.number:02d}"
 
     @property
     def leaks(self) -> bool:

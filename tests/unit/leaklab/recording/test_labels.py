@@ -35,7 +35,7 @@ def counted(*points: tuple[float, int]) -> list[str]:
 
 
 def vllm(segment: Segment | None) -> Run:
-    return Run("r", EngineType.VLLM, "heap_blocks", cause=Injection(segment))
+    return Run(EngineType.VLLM, 1, "heap_blocks", cause=Injection(segment))
 
 
 def test_a_leak_is_from_its_last_zero_to_the_last_count_within_the_recording() -> None:
@@ -57,7 +57,7 @@ def test_memory_of_torch_is_the_devices() -> None:
 
 def test_a_fault_of_our_engine_is_counted_by_its_cause() -> None:
     fault = Fault("device_dict:bytes_per_request=1Ki", Segment.TORCH_ALLOCATED, 1024)
-    run = Run("r", EngineType.PLIMSOLL, "device_dict", cause=fault)
+    run = Run(EngineType.PLIMSOLL, 1, "device_dict", cause=fault)
     (leak,) = labels(run, HEADER, samples(per_s=3), []).leaks
     assert leak.counted_bytes == 300 * 1024
     assert leak.rate_bytes_per_s == pytest.approx(3 * 1024, rel=0.01)
@@ -72,14 +72,14 @@ def test_what_only_looks_like_a_leak_is_negative() -> None:
     found = labels(vllm(None), HEADER, samples(), [])
     assert (found.leaks, found.negative) == ([], True)
     cause = Injection(None, bound=96 << 20)
-    found = labels(Run("r", EngineType.VLLM, "staircase", cause=cause), HEADER, samples(), [])
+    found = labels(Run(EngineType.VLLM, 1, "staircase", cause=cause), HEADER, samples(), [])
     assert found.note == "staircase in the core: it is healthy, and holds at most 100663296 bytes"
 
 
 def test_a_note_says_in_which_process_it_is_and_beside_what() -> None:
     lines = counted((40, 0), (60, 9))
     cause = Injection(Segment.SHARED, "requests", 9, shape="late", worker=True, beside="first_fill")
-    run = Run("r", EngineType.VLLM, "sealed_messages", cause=cause)
+    run = Run(EngineType.VLLM, 1, "sealed_messages", cause=cause)
     said = "sealed_messages in the worker: 9 bytes per request, late, beside first_fill"
     assert labels(run, HEADER, samples(), lines).note == said
 
