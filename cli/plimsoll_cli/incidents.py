@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from plimsoll_api.decoding import MalformedError, decode
@@ -116,8 +115,8 @@ def list_incidents(
 ) -> Listing:
     """Return the incidents that may belong to ``target``; all incidents if it is None.
 
-    Label selectors only narrow the list: it may include those of other targets. The message tells
-    of incidents that cannot be read. Raises RunError.
+    Label selectors only narrow the list: it may include those of other targets. The message reports
+    incidents that cannot be read. Raises RunError.
     """
     found: dict[tuple[str, str], IncidentView] = {}
     unreadable: dict[str, None] = {}
@@ -236,7 +235,7 @@ def _print_incident_changes(
     output: Output,
 ) -> None:
     known: dict[tuple[str, str], str] = {}
-    out, errors = make_console(), Console(stderr=True, highlight=False)
+    out, errors = make_console(), make_console(stderr=True)
     last_problem = None
     while True:
         try:

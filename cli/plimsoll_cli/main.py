@@ -5,6 +5,7 @@ Each command imports its modules only when it runs, so that the program starts q
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from enum import StrEnum
@@ -16,7 +17,7 @@ import typer
 from plimsoll_api.supervision import Mode
 from plimsoll_cli import commands, inject_command, options, tools
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.output import Output
+from plimsoll_cli.output import Output, escape_control_characters
 
 app = typer.Typer(
     name="plimsoll",
@@ -245,6 +246,9 @@ def show_help(
 
 def main() -> None:
     """Run the program; the exit status is 0, 1 after a failure, or 2 after a usage error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Standard error does so by itself: the locale may lack characters, such as latin1.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except UsageError as error:
@@ -258,7 +262,7 @@ def main() -> None:
 
 
 def _exit_with_error(error: Exception, status: int) -> None:
-    sys.stderr.write(f"plimsoll: {error}\n")
+    sys.stderr.write(f"plimsoll: {escape_control_characters(str(error))}\n")
     sys.exit(status)
 
 

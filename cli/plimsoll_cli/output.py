@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -34,9 +36,28 @@ class Output(StrEnum):
         return self in (Output.TABLE, Output.WIDE)
 
 
-def make_console() -> Console:
-    """Return a console for tables, which respects NO_COLOR and pipes."""
-    return Console(highlight=False)
+_CONTROL_PATTERN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def escape_control_characters(text: str) -> str:
+    """Return ``text`` with its control characters, except tabs and line ends, as escapes.
+
+    Pods write texts of incidents. Without this, they could write to the terminal of their reader.
+    """
+    return _CONTROL_PATTERN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class _SafeConsole(Console):
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else escape_control_characters(text), style, control)
+
+
+def make_console(stderr: bool = False) -> Console:
+    """Return a console for texts of any origin, which respects NO_COLOR and pipes."""
+    return _SafeConsole(stderr=stderr, highlight=False)
 
 
 @contextlib.contextmanager
@@ -45,7 +66,7 @@ def show_spinner(text: str) -> Iterator[Callable[[str], None]]:
 
     The context's value is a function that changes the text.
     """
-    out = Console(stderr=True, highlight=False)
+    out = make_console(stderr=True)
     if not out.is_terminal:
         yield lambda text: None
         return
@@ -59,16 +80,17 @@ def is_ascii_only(console: Console) -> bool:
     return not console.encoding.lower().startswith("utf")
 
 
-def format_value(value: Any, output: Output) -> str:
+def format_value(value: Any, output: Output, ascii_only: bool = False) -> str:
     """Return ``value``, which consists of JSON types, as JSON text or YAML text."""
     if output is Output.YAML:
-        return yaml_text.dump(value)
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        return yaml_text.dump(value, allow_unicode=not ascii_only)
+    return json.dumps(value, indent=2, ensure_ascii=ascii_only) + "\n"
 
 
 def print_value(value: Any, output: Output) -> None:
     """Write ``value`` to standard output, without line wrapping or colours."""
-    make_console().file.write(format_value(value, output))
+    out = make_console()
+    out.file.write(format_value(value, output, is_ascii_only(out)))
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
@@ -118,7 +140,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], console:
     if console.is_terminal:
         console.print(make_table(columns, rows, console.width))
     else:
-        lines = [list(columns), *([str(cell) for cell in row] for row in rows)]
+        texts = ([escape_control_characters(str(cell)) for cell in row] for row in rows)
+        lines = [list(columns), *texts]
         widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
         for line in lines:
             cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

@@ -182,9 +182,8 @@ def dump_all(documents: Iterable[Any], **style: Any) -> str:
         documents,
         Dumper=_Dumper,
         sort_keys=False,
-        allow_unicode=True,
         width=MAX_LINE_CHARS,
-        **style,
+        **{"allow_unicode": True, **style},
     )
     return text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -27,7 +28,9 @@ from plimsoll_cli.output import (
     draw_bar,
     draw_sparkline,
     format_value,
+    make_console,
     print_table,
+    print_value,
 )
 
 MIB = 1 << 20
@@ -152,6 +155,19 @@ def test_objects_round_trip_as_json_and_yaml() -> None:
     assert make_view_from_object(value) == make_view_from_object(INCIDENT)
 
 
+@pytest.mark.parametrize("output", [Output.JSON, Output.YAML])
+def test_json_and_yaml_are_whole_in_a_locale_without_unicode(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin1")
+    monkeypatch.setattr(sys, "stdout", out)
+    print_value({"message": "\u6ca1\u6709 \U0001f600 \u202e"}, output)
+    out.flush()
+    printed = out.buffer.getvalue()
+    read = json.loads if output is Output.JSON else yaml.safe_load
+    assert read(printed) == {"message": "\u6ca1\u6709 \U0001f600 \u202e"}
+
+
 def test_a_pipe_gets_whole_cells_without_colour() -> None:
     out = Console(file=io.StringIO(), width=20)
     incident = make_view_from_object(INCIDENT)
@@ -162,6 +178,31 @@ def test_a_pipe_gets_whole_cells_without_colour() -> None:
     assert "leaky-0-1a2b3c4d" in printed
     assert "\x1b" not in printed
     assert len(printed.splitlines()) == 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_text_of_an_incident_cannot_write_to_the_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervised pod writes its incidents, and the reader may administer the cluster."""
+    hostile = "worker\x1b]0;title\x07\x1b[2J\x9b31m\r\u202e"
+    status = INCIDENT["status"] | {
+        "phase": "Open",
+        "message": hostile,
+        "attribution": INCIDENT["status"]["attribution"] | {"process": hostile},
+    }
+    incident = make_view_from_object(INCIDENT | {"status": status})
+    monkeypatch.setenv("TERM", "xterm")
+    out = make_console()
+    out.file = io.StringIO()
+    out._force_terminal = terminal
+    explain.print_story(incident, out, ascii_only=False)
+    rows = [incidents.make_row(incident, True, True)]
+    print_table(incidents.choose_columns(True, True), rows, out)
+    printed = out.file.getvalue()
+    assert "\\x1b]0;title" in printed
+    own = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+    assert [one for one in own if not one.isprintable() and one != "\n"] == []
 
 
 def test_filters_and_order() -> None:

@@ -6,6 +6,9 @@ An API server stands in on loopback.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -98,6 +101,27 @@ def test_a_namespace_that_does_not_exist_is_an_error(serve: Callable[[Answer], C
         serve(lambda token: (404, {})).check_namespace()
     serve(lambda token: (403, {})).check_namespace()
     serve(lambda token: (200, {})).check_namespace()
+
+
+def test_text_that_the_locale_lacks_is_printed_as_escapes(
+    serve: Callable[[Answer], Cluster], tmp_path: Path
+) -> None:
+    incident = {
+        "metadata": {"name": "s-0-1", "namespace": "ns"},
+        "spec": {
+            "id": "s-0-1", "workloadRef": {"kind": "Deployment", "name": "s"}, "pod": "s-0",
+            "container": "c", "epoch": "a:1", "openedAt": "2026-01-01T00:00:00Z", "kind": "Stall",
+        },
+        "status": {"phase": "Resolved", "message": "\u6ca1\u6709"},
+    }  # fmt: skip
+    serve(lambda token: (200, incident))
+    command = ["explain", "s-0-1", "--kubeconfig", str(tmp_path / "kubeconfig")]
+    done = subprocess.run(
+        [sys.executable, "-m", "plimsoll_cli.main", *command],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONIOENCODING": "latin1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "\\u6ca1\\u6709" in done.stdout
 
 
 @pytest.mark.parametrize("body", [b"<html>log in", b"\xff\xfe", b"", b"[]"])
