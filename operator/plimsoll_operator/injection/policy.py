@@ -67,6 +67,8 @@ ALLOW_GROUP_RESTARTS_ANNOTATION = "plimsoll.dev/allow-group-restarts"
 restarts the whole group."""
 ALLOW_HOST_PORTS_ANNOTATION = "plimsoll.dev/allow-host-ports"
 """Annotation of pods in the host network: the user accepts that a node can run only one of them."""
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""Annotation of the object with which a kubelet shows a static pod."""
 LWS_LEADER_ANNOTATION = "leaderworkerset.sigs.k8s.io/leader-name"
 """Annotation of a LeaderWorkerSet's workers, whose label may be missing at admission."""
 MAX_LABEL_CHARS = 63
@@ -149,9 +151,15 @@ def _set_metadata(metadata: Object, field: str, key: str, value: str) -> None:
 
 def _check_pod(pod: Object) -> None:
     meta, spec = pod["metadata"], pod["spec"]
+    annotations = meta.get("annotations") or {}
+    if MIRROR_ANNOTATION in annotations:
+        # The API server would refuse the supervisor's token, and with it the object.
+        raise InjectionError(
+            "the kubelet runs this static pod from a file on its node, to which nothing can be"
+            f" added: exclude the pod with {POLICY_OPTION_NAMES.exclude}"
+        )
     check_types(spec, POD_PATH)
     check_pod_fields(spec, POD_PATH, POLICY_OPTION_NAMES)
-    annotations = meta.get("annotations") or {}
     grouped = bool(find_membership(meta).ray_cluster) or _is_in_group(meta.get("labels") or {})
     if (
         spec.get("hostNetwork")

@@ -132,6 +132,9 @@ def test_a_pod_under_a_policy_is_injected_and_starts_when_the_operator_is_gone(
     assert not supervised(refused)
     note = refused["metadata"]["annotations"]["plimsoll.dev/not-supervised"]
     assert note.startswith("no container runs vLLM or SGLang")
+    static = pod(nodeName="no-node")
+    static["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "ab"}
+    assert not supervised(created(kubectl, static)), "the API server admits no token in it"
     unselected = pod()
     unselected["metadata"]["labels"] = {"app": "web"}
     assert not supervised(created(kubectl, unselected))

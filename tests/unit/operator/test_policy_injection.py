@@ -275,6 +275,15 @@ def test_what_cannot_be_supervised_safely_is_left_alone_and_says_why(
     assert made.pod["spec"] == refused["spec"]
 
 
+def test_a_static_pod_is_left_as_the_kubelet_shows_it() -> None:
+    given = pod()
+    given["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "ab"}
+    made = inject_pod(given, policy(), IMAGES)
+    assert made.refusal is not None
+    assert made.refusal.startswith("the kubelet runs this static pod from a file on its node")
+    assert made.pod["spec"] == given["spec"]
+
+
 def test_a_group_that_consents_is_supervised() -> None:
     leader = pod(labels={"leaderworkerset.sigs.k8s.io/name": "g"})
     leader["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS_ANNOTATION: "true"}
