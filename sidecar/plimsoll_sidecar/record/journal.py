@@ -40,10 +40,12 @@ PAGE_CACHE_KIB = 64
 # Values of a metric's label.
 DAMAGED_ROW, DAMAGED_FILE = "row", "file"
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS state (
+    key TEXT PRIMARY KEY, body BLOB NOT NULL, checksum INTEGER
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS incidents (
     name TEXT PRIMARY KEY, opened_at REAL NOT NULL, ended INTEGER NOT NULL,
-    revision INTEGER NOT NULL, published INTEGER NOT NULL, body BLOB NOT NULL
+    revision INTEGER NOT NULL, published INTEGER NOT NULL, body BLOB NOT NULL, checksum INTEGER
 ) WITHOUT ROWID;
 """
 # Parameters: whether to keep unpublished incidents, and the number of newest incidents to keep.
@@ -410,7 +412,7 @@ def _open_connection(path: Path) -> sqlite3.Connection:
         if verdict != b"ok":
             raise sqlite3.DatabaseError(verdict.decode(errors="replace"))
         db.executescript(_SCHEMA)
-        for table in ("state", "incidents"):
+        for table in ("state", "incidents"):  # of an early version
             columns = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
             if b"checksum" not in columns:
                 db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")

@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -228,6 +230,23 @@ def test_a_journal_of_an_older_version_is_read(tmp_path: Path) -> None:
     journal.write(GovernorState(epoch="ab:4"), [incident()])
     assert journal.read_recent(1) == [incident()]
     assert journal.set_aside_names == []
+
+
+def test_two_that_open_a_new_journal_at_once_damage_nothing(tmp_path: Path) -> None:
+    """A tool that reads it may be there as early as the supervisor that makes it."""
+    for number in range(20):
+        path = tmp_path / str(number) / "journal.sqlite"
+        path.parent.mkdir()
+        together = threading.Barrier(3)
+
+        def make(path: Path = path, together: threading.Barrier = together) -> None:
+            together.wait(10)
+            Journal(path).close()
+
+        with ThreadPoolExecutor(3) as threads:
+            for made in [threads.submit(make) for _ in range(3)]:
+                made.result()
+        assert not (path.parent / "set-aside").exists()
 
 
 def test_a_full_volume_loses_nothing_and_names_the_file(tmp_path: Path) -> None:
