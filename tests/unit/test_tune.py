@@ -198,3 +198,12 @@ def test_a_trace_teaches_what_the_supervisor_would_have_learned(tmp_path: Path) 
     (hour,) = found.host.hours
     assert hour.gains[0] > 400 * MIB
     assert msgspec.json.encode(tune.make_tunings(found, memory))
+
+
+def test_a_series_with_wide_gaps_is_told_why_it_says_nothing(tmp_path: Path) -> None:
+    """Such as two weeks from Prometheus with a step of five minutes."""
+    file = tmp_path / "memory.csv"
+    file.write_text("".join(f"{1.7e9 + 300 * at},{1e9 + 1000 * at}\n" for at in range(4000)))
+    done = CliRunner().invoke(app, ["tune", str(file)])
+    assert "between samples that are at most three minutes apart" in done.stdout
+    assert "incident" not in done.stdout

@@ -80,9 +80,12 @@ def _format_recommended_budget(tuning: Tuning) -> Iterator[str]:
     if tuning.in_force is not None:
         yield f"the current learned budget is {format_bytes(tuning.in_force)}"
     if tuning.proposal is None:
-        yield (
-            "there is no recommendation, because every observed hour is within a day of an incident"
+        reason = (
+            "every observed hour is within a day of an incident"
+            if tuning.observed_s or any(day.incident for day in tuning.days)
+            else "growth counts only between samples that are at most three minutes apart"
         )
+        yield f"there is no recommendation, because {reason}"
         return
     if tuning.observed_s < DAY_S:
         yield (
