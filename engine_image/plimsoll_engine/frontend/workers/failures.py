@@ -74,7 +74,8 @@ class CrashBudget:
         self._consecutive, self._since = 0, None
 
     def mark_serving(self) -> None:
-        """Record that the process has started to serve."""
+        """Record that the process has started to serve, after another one or a crash."""
+        self._forget_crashes_after_service()
         self._since = self._clock()
 
     def count_crash(self) -> float | None:
@@ -82,8 +83,7 @@ class CrashBudget:
 
         Return None if the budget is exhausted.
         """
-        if self._since is not None and self._clock() - self._since >= self._reset_after_s:
-            self._consecutive = 0
+        self._forget_crashes_after_service()
         self._since = None
         self._consecutive += 1
         return (
@@ -91,6 +91,10 @@ class CrashBudget:
             if self._consecutive <= len(self._delays_s)
             else None
         )
+
+    def _forget_crashes_after_service(self) -> None:
+        if self._since is not None and self._clock() - self._since >= self._reset_after_s:
+            self._consecutive = 0
 
 
 class Quarantine:

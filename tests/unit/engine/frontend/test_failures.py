@@ -282,6 +282,25 @@ def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -
     assert found == [0.0, 0.0, 1.0, 2.0, 4.0, None, None]
 
 
+def test_a_worker_that_served_long_resets_the_count_if_a_planned_restart_ends_it() -> None:
+    now = 0.0
+    budget = CrashBudget(clock=lambda: now)
+
+    def serve(seconds: float) -> None:
+        nonlocal now
+        budget.mark_serving()
+        now += seconds
+
+    for served_s, delays in ((60.0, [0.0] * 9), (59.0, [0.0, 0.0, 1.0, 2.0, 4.0, None])):
+        budget.reset()
+        found = []
+        for _ in delays:
+            serve(served_s)  # and then a planned restart
+            serve(5)  # and then a crash
+            found.append(budget.count_crash())
+        assert found == delays
+
+
 def test_what_an_end_of_a_worker_ends() -> None:
     failures = Failures()
     assert [failures.count_worker_loss(WorkerLostError("x")) for _ in range(5)] == [
