@@ -112,13 +112,13 @@ def _get_top_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
 
 
 def _check_logit_bias(logit_bias: dict[str, float], vocab_size: int) -> dict[int, float]:
-    wrong = [key for key in logit_bias if not (key.isascii() and key.isdigit())]
+    wrong = [key for key in logit_bias if not (key.isascii() and key.isdigit() and len(key) <= 20)]
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:8])
         raise make_invalid_error(
             f"the keys of logit_bias must be token IDs, got {names}", "logit_bias"
         )
-    bias = {int(key[:20]): value for key, value in logit_bias.items()}
+    bias = {int(key): value for key, value in logit_bias.items()}
     _check_token_ids(bias, vocab_size, "logit_bias")
     return bias
 

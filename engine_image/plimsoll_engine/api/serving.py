@@ -106,6 +106,12 @@ def _check_content_type(request: Request) -> None:
     # This protects against CSRF: web pages may send forms and text to any server without a
     # preflight request. curl and urllib send JSON with the content type of a form by default, which
     # is accepted without the headers of a browser.
+    coding = request.headers.get("content-encoding", "")
+    if coding.strip().lower() not in ("", "identity"):
+        raise ApiError(
+            415, f"content-encoding {coding[:64]!r} is not supported: send the body as it is",
+            code="unsupported_media_type",
+        )  # fmt: skip
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
     if kind in ("", "application/json") or kind.endswith("+json"):

@@ -189,6 +189,8 @@ _VALUES_WITHOUT_EFFECT = {
     **dict.fromkeys(("enable_thinking", "think"), ()),
     "function_call": (b'"none"',),
 }
+# Some clients write whole numbers like this, as JSON allows.
+_WHOLE_NUMBER_PATTERN = re.compile(rb"\s*(-?\d{1,20})\.0{1,20}\s*")
 # Unknown fields in these objects are ignored as well.
 OBJECTS_WITH_IGNORED_FIELDS = ("stream_options", "text", "reasoning")
 
@@ -226,6 +228,8 @@ def _remove_unknown_fields(
                 continue  # not an object: decoding the request reports it
             unknown += _remove_unknown_fields(parts, struct, f"{name}.")
             raw_fields[name] = msgspec.Raw(msgspec.json.encode(parts))
+        elif (whole := _WHOLE_NUMBER_PATTERN.fullmatch(memoryview(value))) is not None:
+            raw_fields[name] = msgspec.Raw(whole[1])
     return unknown
 
 

@@ -124,6 +124,15 @@ def test_a_body_that_is_not_json_is_refused_by_its_type(
         assert answer["model"] == "tiny"
 
 
+def test_a_compressed_body_is_refused_by_its_coding(engine: Any) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    assert ask(engine, "POST", "/v1/completions", body, content_encoding="Identity")[0] == 200
+    status, _, data = ask(engine, "POST", "/v1/completions", body, content_encoding="gzip")
+    error = json.loads(data)["error"]
+    assert (status, error["code"]) == (415, "unsupported_media_type")
+    assert "content-encoding 'gzip'" in error["message"]
+
+
 def test_pages_of_allowed_origins_may_send_requests(start_engine: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("key\n")

@@ -108,6 +108,7 @@ def still_serves(engine: Any) -> None:
         ({"logit_bias": {"ship": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"0" * 20 + "5": 1}}, "logit_bias", "invalid_value"),
         ({"stop_token_ids": [10**7]}, "stop_token_ids", "invalid_value"),
         ({"min_tokens": 9}, "min_tokens", "invalid_value"),
         ({"priority": 2**40}, "priority", "invalid_value"),

@@ -129,6 +129,17 @@ def test_half_a_character_is_replaced() -> None:
         assert decode_body(body, ChatRequest).messages[0].content == text
 
 
+def test_a_whole_number_may_have_a_fraction_of_zero() -> None:
+    """Java's Gson writes all numbers of a map like this, and vLLM takes them."""
+    fields = b'{"prompt": "a", "max_tokens": 5.0, "n": 2.000, "seed": -7.0, "temperature": 1.0, '
+    body = decode_body(fields + b'"top_k": 3 , "min_p": -0.0}', CompletionRequest)
+    assert (body.max_tokens, body.n, body.seed, body.top_k) == (5, 2, -7, 3)
+    assert (body.temperature, body.min_p) == (1, 0)
+    for wrong in (b"5.5", b'"5.0"', b"5.", b"[5.0]"):
+        with pytest.raises(ApiError):
+            decode_body(b'{"prompt": "a", "max_tokens": ' + wrong + b"}", CompletionRequest)
+
+
 def test_the_types_of_a_body_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Annotations would be evaluated each time, which took 2 ms of every request."""
     body = b'{"prompt": "x", "stream": true, "stream_options": {"include_usage": true}}'
