@@ -5,6 +5,7 @@ Each command imports its modules only when it runs, so that the program starts q
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -255,10 +256,19 @@ def main() -> None:
         _exit_with_error(error, 2)
     except RunError as error:
         _exit_with_error(error, 1)
-    except BrokenPipeError:
-        # The reader of a pipe, such as `head`, has exited: prevent an error in the final flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has exited
+        _drop_output()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        _exit_with_error(error, 1)
+
+
+def _drop_output() -> None:
+    # Otherwise, the final flush would fail, too.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_with_error(error: Exception, status: int) -> None:

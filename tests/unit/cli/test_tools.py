@@ -6,6 +6,9 @@ import asyncio
 import json
 import re
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -109,3 +112,14 @@ def test_json_of_local_incidents_is_a_list(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     done = CliRunner().invoke(app, ["incidents", "--local", "-o", "json"])
     assert json.loads(done.stdout) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+@pytest.mark.parametrize("command", [["version"], ["init", "chat", "--model=pvc://m/m", "--yes"]])
+def test_a_full_disk_is_told_in_one_line(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "plimsoll_cli.main", *command],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "plimsoll: [Errno 28] No space left on device\n")
