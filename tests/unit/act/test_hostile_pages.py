@@ -14,9 +14,10 @@ import pytest
 from plimsoll_api.admin import Diagnostic, EngineState, Load, Status
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, PauseReader
+from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import VLLM
 from plimsoll_sidecar.act.adapters.external_server import identify_engine_type, read_server_version
+from plimsoll_sidecar.act.adapters.optional_paths import OptionalReader, parse_pause
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import MetricsPage
@@ -34,7 +35,7 @@ def test_nested_brackets_on_any_page_say_nothing() -> None:
         server = HttpClient(url)
         assert identify_engine_type(server) is None
         assert read_server_version(server, VLLM) == ""
-        assert PauseReader(server, "/is_paused").read() is None
+        assert OptionalReader(server, "/is_paused", parse_pause).read() is None
         assert ExternalLoad(server, VLLM)._read_frontend_inflight(MetricsPage({})) is None
 
 

@@ -17,6 +17,12 @@ from plimsoll_api.admin import Load
 from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.state import Signal, SignalReason
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
+from plimsoll_sidecar.act.adapters.optional_paths import (
+    HTTP_NOT_FOUND,
+    OptionalReader,
+    parse_pause,
+    parse_transfers,
+)
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import (
     MALFORMED_LABELS,
@@ -34,11 +40,6 @@ SCRAPE_INTERVAL_S = 2.0
 # The interval is shorter while requests in flight make no progress.
 STALLED_SCRAPE_INTERVAL_S = 1.0
 REQUEST_TIMEOUT_S = 2.0
-# The server may forward this request to a process that hangs.
-PAUSE_TIMEOUT_S = 1.0
-# A server that gives no valid answer is asked less often.
-RETRY_INTERVAL_S = 10.0
-HTTP_NOT_FOUND = 404
 HTTP_UNAUTHORIZED = (401, 403)
 # Number of consecutive consistent pages that end an inconsistency. If two servers share a port and
 # one answers 90 % of all requests, all these pages come from it with a probability of 2e-14.
@@ -84,7 +85,8 @@ class ExternalLoad:
         self._read = make_page_reader(profile.iterate_series())
         self._registry = RegistryCheck(profile)
         self._aborts = AbortCounter(profile)
-        self._pause = PauseReader(server, profile.paused_path, clock)
+        self._pause = OptionalReader(server, profile.paused_path, parse_pause, clock)
+        self._transfers = OptionalReader(server, profile.transfers_path, parse_transfers, clock)
         self._next_at = 0.0
         self._scraped_at: float | None = None
         self._load: Load | None = None
@@ -110,6 +112,7 @@ class ExternalLoad:
         self._entered_at_progress = self._inflight_at_progress = 0
         self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
         self._pause.reset()
+        self._transfers.reset()
         self.signal = UNREAD_PAGE_SIGNAL
 
     def request_scrape(self) -> None:
@@ -161,6 +164,8 @@ class ExternalLoad:
         if progress == self._last_progress and load.inflight:
             self._next_at = now + STALLED_SCRAPE_INTERVAL_S
             load.paused = self._pause.read()
+            transfers = self._transfers.read()
+            load.deferred = load.deferred if transfers is None else transfers
         self._last_progress = progress
 
     def _read_frontend_inflight(self, page: MetricsPage) -> int | None:
@@ -370,40 +375,3 @@ class AbortCounter:
         self._certain_missing = max(self._certain_missing, certain)
         self._previous_missing = missing
         return int((counted or 0) + self._certain_missing)
-
-
-class _PauseResponse(msgspec.Struct):
-    is_paused: bool
-
-
-class PauseReader:
-    """Reads whether the engine is paused."""
-
-    def __init__(
-        self,
-        server: HttpClient,
-        paused_path: str | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._server, self._path, self._clock = server, paused_path, clock
-        self._absent, self._next_at = False, 0.0
-
-    def reset(self) -> None:
-        """Try the path again, because a new process may serve it."""
-        self._absent, self._next_at = False, 0.0
-
-    def read(self) -> bool | None:
-        """Return whether the engine is paused; None if unknown."""
-        now = self._clock()
-        if self._path is None or self._absent or now < self._next_at:
-            return None
-        self._next_at = now + RETRY_INTERVAL_S
-        try:
-            status, body = self._server.call("GET", self._path, PAUSE_TIMEOUT_S)
-            self._absent = status == HTTP_NOT_FOUND
-            paused = decode(body, _PauseResponse).is_paused if status == 200 else None
-        except (EngineError, MalformedError):
-            return None
-        if paused is not None:
-            self._next_at = now
-        return paused

@@ -35,6 +35,7 @@ class EngineProfile:
         pause_body: The body of the request to ``pause_path``; None without a body.
         resume_path: A path that resumes the engine. It is used only if the server has it.
         paused_path: A path that returns whether the engine is paused.
+        transfers_path: A path that returns how many requests wait for another engine.
         metrics: Metrics by field of :class:`~plimsoll_api.admin.Load`.
         steps: Counters of the engine's steps, the preferred one first. Each counter is the sum of a
             tuple of metrics. The first tuple whose metrics are all on the page is used.
@@ -59,6 +60,7 @@ class EngineProfile:
     pause_body: bytes | None = None
     resume_path: str | None = None
     paused_path: str | None = None
+    transfers_path: str | None = None
     metrics: dict[str, Series] = field(default_factory=dict)
     steps: tuple[tuple[Series, ...], ...] = ()
     steps_are_progress: bool = False
@@ -138,6 +140,8 @@ SGLANG = EngineProfile(
     pause_path="/pause_generation",
     pause_body=b'{"mode": "abort"}',
     resume_path="/continue_generation",
+    # The page keeps the queues of the last step.
+    transfers_path="/v1/loads?include=disagg",
     # One line for each data-parallel rank (dp_rank), and on request for each rank within it
     # (tp_rank, pp_rank, moe_ep_rank), all of which report the same requests. With priorities,
     # some versions have a line for each of them beside that of their sum.
