@@ -22,7 +22,8 @@ WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
 """Window classes. A budget belongs to the largest class that does not exceed its window, because
 PromQL requires literal ranges."""
 SHORT_RANGE_DIVISOR = 12
-MIN_RANGE_S = 120
+MIN_RANGE_S = 240
+"""Minimum of the short range, so that it survives a failed scrape at an interval of a minute."""
 MIN_LONG_RANGE_S = 360
 """Minimum of the long range, so that it contains several scrapes."""
 
