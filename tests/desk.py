@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+
+from tests.ports import free_port
 
 PROGRAM = Path(sys.executable).with_name("plimsoll")
 LIMIT_S = 60.0
@@ -27,9 +28,7 @@ class Desk:
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder, self.out = folder, folder / "out"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.environment = {
             **os.environ,
             "XDG_STATE_HOME": str(folder / "state"),

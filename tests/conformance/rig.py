@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -40,6 +39,7 @@ from plimsoll_sidecar.signals.process_table import (
     read_parent_pids,
 )
 from tests.conformance.peers import CHECKPOINT, Peer
+from tests.ports import free_port
 
 START_S = float(os.environ.get("PLIMSOLL_ENGINES_START_S", "600"))
 """Longest start of an engine; a busy machine takes minutes for what takes 50 s on an idle one."""
@@ -265,10 +265,3 @@ def until(seen: Callable[[], object], limit_s: float, what: str) -> float:
         assert time.monotonic() - begin < limit_s, f"{what} within {limit_s:.0f} s"
         time.sleep(0.25)
     return time.monotonic() - begin
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

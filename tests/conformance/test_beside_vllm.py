@@ -24,8 +24,8 @@ from tests.conformance import published
 from tests.conformance.bodies import RESPONSES, Body, at_random, written
 from tests.conformance.differences import THEIRS, Answer, between, reason
 from tests.conformance.peers import PEERS
-from tests.conformance.rig import free_port
 from tests.integration.engine.conftest import MODEL, Engine
+from tests.ports import free_port
 
 PEER = PEERS["vllm-0.32.0"]
 pytestmark = [

@@ -21,7 +21,8 @@ from plimsoll_operator.injection.configuration import InjectedDocument
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.options import DEFAULT_MEMORY_POLICY, InjectionOptions
 from tests.conformance.conftest import Record
-from tests.conformance.rig import START_S, Rig, free_port, until
+from tests.conformance.rig import START_S, Rig, until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(3000)]
 

@@ -26,8 +26,9 @@ from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.signals.process_table import identify
 from tests.conformance import table
 from tests.conformance.peers import NIXL, PEERS
-from tests.conformance.rig import START_S, Rig, free_port, until
+from tests.conformance.rig import START_S, Rig, until
 from tests.conformance.watching import until_confirmed
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(3000)]
 

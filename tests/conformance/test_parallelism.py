@@ -26,7 +26,8 @@ from plimsoll_operator.render import Images, render_objects
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from tests.conformance import table
 from tests.conformance.peers import PEERS
-from tests.conformance.rig import START_S, Rig, free_port, until
+from tests.conformance.rig import START_S, Rig, until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(3000)]
 

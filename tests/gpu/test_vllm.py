@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+from tests.ports import free_port
 
 MODEL = os.environ.get("PLIMSOLL_TEST_VLLM_MODEL", "")
 pytestmark = [
@@ -31,9 +31,7 @@ START_S = 600.0
 
 
 def test_a_real_server_is_seen_drained_and_ended(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
     command += [f"--model={MODEL}", f"--port={port}", "--enforce-eager", "--max-model-len=512"]

@@ -26,6 +26,7 @@ from plimsoll_sidecar.detect.stall import StallWatch
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.signals.process_table import identify, read_command_line
 from plimsoll_sidecar.signals.sampler import Sampler
+from tests.ports import free_port
 from tests.unit.govern.governed import World, done
 
 STANDIN = Path(__file__).parent / "standin_external.py"
@@ -37,9 +38,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.program = folder / "vllm"
         self.program.write_text(STANDIN.read_text())
         self.groups: list[int] = []
@@ -451,7 +450,7 @@ def test_a_container_is_the_engine_whoever_started_what(
     """Helpers that were left by their parents are in it, and a proxy's container is not."""
     engine = groups("engine")
     outer = machine.serving("--helpers=2", within=in_container(engine), **{CONTAINER_ENV: "vllm"})
-    machine.port, serving = _another(), machine.port
+    machine.port, serving = free_port(), machine.port
     machine.serving("--helpers=1", within=in_container(groups("proxy")))
     machine.port = serving
     adapter = machine.adapter(container="vllm")
@@ -490,12 +489,6 @@ def test_groups_that_a_container_made_are_part_of_it(
     found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert eventually(partial(_gone, nested))
     assert {int(pid) for pid in found.stdout.split()} == inside, found.stderr
-
-
-def _another() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_pods_of_an_earlier_release_are_known_by_their_port(

@@ -32,6 +32,7 @@ from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.signals.sampler import Sampler
 from tests.lab.certs import Authority
+from tests.ports import free_port
 
 BASE = {Capability.DRAIN, Capability.RESTART_ENGINE}
 
@@ -42,9 +43,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.container = f"engine-{secrets.token_hex(4)}"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.log = folder / "log"
         self.processes: list[subprocess.Popen[str]] = []
 

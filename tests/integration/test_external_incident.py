@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.record.storage import read_learned_budgets
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 LIMIT_S = 90.0
@@ -59,7 +59,7 @@ class Pod:
         self.state_dir.mkdir()
         self.sick.touch()
         self._mode, self._arguments, self._memory = mode, arguments, memory
-        self.ports = [_free_port() for _ in range(2)]
+        self.ports = [free_port() for _ in range(2)]
         self.ready_at_start: list[bool] = []
         self._ending = threading.Event()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -127,12 +127,6 @@ class Pod:
         log = (self.folder / "supervisor.log").read_text()
         assert incident is not None, log
         return incident, log
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The adapter over HTTP: fences, repetitions, a wrong token, an engine that is not there."""
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from plimsoll_sidecar.act.adapters.processes import MAIN_EXIT_WAIT_S, Terminator
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.signals.process_table import identify
+from tests.ports import free_port
 
 
 def command(epoch: str, verb: Verb = Verb.RESTART_WORKER, number: int = 1) -> Command:
@@ -29,9 +29,7 @@ def command(epoch: str, verb: Verb = Verb.RESTART_WORKER, number: int = 1) -> Co
 
 class Rig:
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.token, self.log = folder / "token", folder / "log"
         self.token.write_text("right")
         url = f"http://127.0.0.1:{self.port}"

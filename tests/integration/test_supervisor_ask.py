@@ -34,15 +34,14 @@ from plimsoll_sidecar.ask_server import AskServer
 from plimsoll_sidecar.govern import command as commands
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.manual import NOTES_FOLDER, NoteInbox
+from tests.ports import free_port
 
 
 class Replica:
     """An engine that stands in, and the directories of its supervisor."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.folder, self.log = folder, folder / "log"
         self.state = folder / "state"
         for name in ("etc", "run", "state"):

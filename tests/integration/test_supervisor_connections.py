@@ -22,6 +22,7 @@ import pytest
 
 from plimsoll_sidecar import web
 from plimsoll_sidecar.record.server import AllowedHosts, StateServer
+from tests.ports import free_port
 
 SILENT, DRIP, SLOW_READERS = 500, 400, 100
 PROBE_LIMIT_S = 5.0
@@ -105,12 +106,6 @@ def timed_get(port: int, path: str, host: str = "localhost") -> tuple[int, bytes
         return answer.status, answer.read(), time.monotonic() - begin
     finally:
         connection.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """kill -9 of the supervisor at every write of its journal: one restart, one complete incident."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
@@ -34,12 +34,6 @@ FEWEST_WRITES = 8
 SIDE_BY_SIDE = 3
 """Most of an incident is waiting."""
 """``supervise_standin.py`` imports from the tests."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Rig:

@@ -14,12 +14,7 @@ import psutil
 import pytest
 
 from plimsoll_sidecar.act import readiness
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
 
 
 def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> None:

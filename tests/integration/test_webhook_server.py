@@ -30,7 +30,7 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.election import Election
-from tests.lab.controlplane import free_port
+from tests.ports import free_port
 
 UNVERIFIED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 UNVERIFIED.check_hostname, UNVERIFIED.verify_mode = False, ssl.CERT_NONE

@@ -5,7 +5,6 @@ Several can run side by side: each has its own directory, ports and addresses. N
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from tests.lab.certs import Authority
 from tests.lab.errors import LabError
 from tests.lab.processes import Processes
 from tests.lab.slot import Slot
+from tests.ports import free_port
 
 READY_S = 300.0
 """On a busy machine an API server needs minutes to start."""
@@ -28,13 +28,6 @@ API_NAMES = [
     "kubernetes.default.svc",
     "kubernetes.default.svc.cluster.local",
 ]
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import binaries
-from tests.lab.controlplane import free_port
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
+from tests.ports import free_port
 
 NAME, SERVICE = "coredns", "kube-dns"
 PROGRAM = Path(__file__).parent / NAME

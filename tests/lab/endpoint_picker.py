@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.lab import binaries
-from tests.lab.controlplane import free_port
 from tests.lab.kube import eventually
 from tests.lab.lab import Lab
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 NAME = "endpoint-picker"

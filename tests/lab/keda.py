@@ -13,10 +13,10 @@ import yaml
 
 from tests.lab import binaries
 from tests.lab.certs import Authority
-from tests.lab.controlplane import free_port
 from tests.lab.kube import Kube, conditions, eventually
 from tests.lab.lab import Lab
 from tests.lab.operator import account_kubeconfig
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 NAMESPACE = "keda"

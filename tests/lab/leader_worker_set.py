@@ -12,9 +12,9 @@ import yaml
 
 from tests.lab import binaries
 from tests.lab.certs import Authority
-from tests.lab.controlplane import free_port
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 NAME = "lws-controller"

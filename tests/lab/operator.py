@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -20,6 +19,7 @@ from tests.lab.kube import Kube, eventually
 from tests.lab.objects import Refused
 from tests.lab.processes import die_with_parent
 from tests.lab.warm import WarmProcess
+from tests.ports import free_port
 
 STOP_S = 20.0
 SYSTEM = "plimsoll-system"
@@ -125,9 +125,7 @@ class Operator:
 
         ``code`` has the packages of another release.
         """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.log = kubeconfig.parent / f"operator-{self.port}.log"
         self._given_up = False
         arguments = ["run", "--kubeconfig", str(kubeconfig)]

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from tests.lab import binaries
-from tests.lab.controlplane import free_port
 from tests.lab.helm import CHART, RELEASE, Helm
 from tests.lab.kube import Kube
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 NAMESPACE = "plimsoll-system"

@@ -21,6 +21,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import CONTAINER_ENV, ServiceRef, SupervisorConfig
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, watch
+from tests.ports import free_port
 
 
 class Vllm(BaseHTTPRequestHandler):
@@ -35,12 +36,6 @@ class Vllm(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_budgets_have_a_size_unless_they_are_to_set_themselves() -> None:
