@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import yaml
 
+from tests.http_server import Handler
 from tests.lab.images import ROOT
 from tests.lab.keda import HOST
 from tests.lab.kube import conditions
@@ -27,18 +28,12 @@ class Gauge:
         self.value: int | None = 0
         gauge = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Page(Handler):
             def do_GET(self) -> None:
                 body = json.dumps({"waiting": gauge.value}).encode()
-                self.send_response(500 if gauge.value is None else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(500 if gauge.value is None else 200, body)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self._server = ThreadingHTTPServer((HOST, 0), Page)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -24,6 +22,7 @@ from plimsoll_sidecar.signals.device_memory import (
     make_node_url,
 )
 from plimsoll_sidecar.signals.device_sharing import SharingDetector
+from tests.http_server import Handler, answering
 
 MIB = 1 << 20
 
@@ -49,23 +48,13 @@ PAGE = (
 def exporter(pages: list[tuple[int, str]]) -> Iterator[int]:
     """Answers with one page after another, the last one again and again."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Exporter(Handler):
         def do_GET(self) -> None:
             status, page = pages.pop(0) if len(pages) > 1 else pages[0]
-            self.send_response(status if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(page.encode())
+            self.answer(status if self.path == "/metrics" else 404, page.encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(Exporter) as port:
+        yield port
 
 
 def test_a_device_is_found_by_its_uuid() -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,7 @@ from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.signals.sampler import Sampler
+from tests.http_server import Handler, answering
 from tests.lab.certs import Authority
 from tests.ports import free_port
 
@@ -232,7 +233,7 @@ def test_a_person_restarts_an_engine_that_has_no_worker(rig: Rig, tmp_path: Path
     assert rig.processes[0].wait(5) == 0
 
 
-class Bad(BaseHTTPRequestHandler):
+class Bad(Handler):
     """/huge never ends, /drip ends after a minute, anything else is no HTTP."""
 
     def do_GET(self) -> None:
@@ -246,9 +247,6 @@ class Bad(BaseHTTPRequestHandler):
                 self.wfile.write(b"a" * (1 << 20) if self.path == "/huge" else b"a")
                 time.sleep(0.1 if self.path == "/drip" else 0.0)
 
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
 
 @pytest.mark.parametrize(
     ("path", "message"),
@@ -259,27 +257,15 @@ class Bad(BaseHTTPRequestHandler):
     ],
 )
 def test_an_answer_that_is_none_is_an_error_in_time(path: str, message: str) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Bad)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     begin = time.monotonic()
-    try:
-        with pytest.raises(EngineError, match=message):
-            HttpClient(f"http://127.0.0.1:{server.server_port}").call("GET", path, 1.0)
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(Bad) as port, pytest.raises(EngineError, match=message):
+        HttpClient(f"http://127.0.0.1:{port}").call("GET", path, 1.0)
     assert time.monotonic() - begin < 5.0
 
 
-class Well(BaseHTTPRequestHandler):
+class Well(Handler):
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"well")
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
+        self.answer(200, b"well")
 
 
 @pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +26,7 @@ from plimsoll_api.supervisor_config import (
 )
 from plimsoll_sidecar import replay
 from plimsoll_sidecar.replay import record
+from tests.http_server import Handler, answering
 
 AMD_PAGE = b"".join(
     b'gpu_%s_vram{gpu_id="%d",namespace="models",pod="%s",container="engine"} %d\n' % row
@@ -53,13 +53,11 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def url(child: subprocess.Popen[bytes]) -> Iterator[str]:
     steps = 0
 
-    class Handler(BaseHTTPRequestHandler):
+    class Server(Handler):
         def do_GET(self) -> None:
             nonlocal steps
             if self.path == "/metrics":
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(AMD_PAGE)
+                self.answer(200, AMD_PAGE)
                 return
             steps += 1
             known = self.headers["Authorization"] == "Bearer secret"
@@ -73,20 +71,10 @@ def url(child: subprocess.Popen[bytes]) -> Iterator[str]:
                 processes=[ProcessMemory(Role.FRONTEND, child.pid)],
                 report_age_s=0.1,
             )
-            self.send_response(200 if known else 401)
-            self.end_headers()
-            self.wfile.write(msgspec.json.encode(status) if known else b"")
+            self.answer(200 if known else 401, msgspec.json.encode(status) if known else b"")
 
-        def log_message(self, *arguments: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
+    with answering(Server) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def config(url: str) -> SupervisorConfig:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.main import build_supervisor, create_parser
+from tests.http_server import Handler, answering
 
 SOUND = {
     "state": "serving", "epoch": "aa:1", "version": "1", "model": "m", "uptime_s": 1.0,
@@ -77,7 +76,7 @@ ODD = {
 def server(body: bytes, pause_s: float = 0.0) -> Iterator[int]:
     """Answers everything with ``body``; with a pause, a byte at a time."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Engine(Handler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -94,17 +93,8 @@ def server(body: bytes, pause_s: float = 0.0) -> Iterator[int]:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.do_GET()
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield listener.server_address[1]
-    finally:
-        listener.shutdown()
-        listener.server_close()
+    with answering(Engine) as port:
+        yield port
 
 
 def engine_on(port: int, token: Path) -> PlimsollEngine:

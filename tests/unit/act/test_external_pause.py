@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import cast
 
 import pytest
@@ -28,6 +28,7 @@ from plimsoll_sidecar.act.adapters.optional_paths import (
 )
 from plimsoll_sidecar.clients.http import HttpClient
 from plimsoll_sidecar.detect.stall import StallWatch
+from tests.http_server import Handler
 
 PAGE = b"vllm:num_requests_running 2.0\nvllm:iteration_tokens_total_count %d\n"
 
@@ -43,7 +44,7 @@ class Server:
         self.released = threading.Event()
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Engine(Handler):
             def do_GET(self) -> None:
                 status, body = 200, PAGE % outer.steps
                 if self.path == "/load":
@@ -53,15 +54,9 @@ class Server:
                     if outer.hangs.is_set():
                         outer.released.wait(30)
                     status, body = outer.answer
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(status, body)
 
-            def log_message(self, format: str, *args: object) -> None:
-                return
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
         self.http.daemon_threads = True
         self.client = HttpClient(f"http://127.0.0.1:{self.http.server_address[1]}")
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()

@@ -6,10 +6,8 @@ Tests ``act/partner.py``.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +24,7 @@ from plimsoll_sidecar.act.partner import Partners, PartnerTestResult
 from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+from tests.http_server import Handler, answering
 
 Body = dict[str, Any]
 Reply = Callable[[Body], tuple[int, Body]]
@@ -43,32 +42,18 @@ def decode(body: Body) -> tuple[int, Body]:
 
 @contextmanager
 def server(host: str, port: int, reply: Reply, asked: list[Body]) -> Iterator[int]:
-    class Handler(BaseHTTPRequestHandler):
-        def _send(self, status: int, body: Body) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
+    class Engine(Handler):
         def do_GET(self) -> None:
-            self._send(200, {"data": [{"id": "llama"}]})
+            self.answer(200, json.dumps({"data": [{"id": "llama"}]}).encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(body | {"host": host})
-            self._send(*reply(body))
+            status, answer = reply(body)
+            self.answer(status, json.dumps(answer).encode())
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer((host, port), Handler) as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
-        try:
-            yield made.server_address[1]
-        finally:
-            made.shutdown()
-            thread.join()
+    with answering(Engine, host, port) as used:
+        yield used
 
 
 @contextmanager

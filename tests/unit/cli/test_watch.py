@@ -9,9 +9,7 @@ import contextlib
 import json
 import os
 import socket
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,21 +19,15 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import CONTAINER_ENV, ServiceRef, SupervisorConfig
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, watch
+from tests.http_server import Handler, answering
 from tests.ports import free_port
 
 
-class Vllm(BaseHTTPRequestHandler):
+class Vllm(Handler):
     """A metrics page of vLLM."""
 
     def do_GET(self) -> None:
-        body = b"vllm:num_requests_running 0\n"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.answer(200, b"vllm:num_requests_running 0\n")
 
 
 def test_budgets_have_a_size_unless_they_are_to_set_themselves() -> None:
@@ -94,11 +86,9 @@ def test_ports_that_never_answer_do_not_delay_the_engine() -> None:
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
         urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in silent]
-        server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Vllm))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        stack.callback(server.shutdown)
-        serving = f"http://127.0.0.1:{server.server_port}"
-        for expected, limit_s in ((server.server_port, 5.0), (8000, 15.0)):
+        port = stack.enter_context(answering(Vllm))
+        serving = f"http://127.0.0.1:{port}"
+        for expected, limit_s in ((port, 5.0), (8000, 15.0)):
             begun = time.monotonic()
             found = endpoint._find_serving_url([*urls, serving], EngineType.CUSTOM, expected)
             assert found == (serving, EngineType.VLLM)

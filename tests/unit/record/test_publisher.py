@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +22,7 @@ from plimsoll_sidecar.record.publisher import (
     Publisher,
     compute_publish_delay_s,
 )
+from tests.http_server import Handler, answering
 
 DEEP = b'{"metadata":' + b"[" * 100_000
 
@@ -33,30 +32,19 @@ def server() -> Iterator[tuple[str, list[bytes]]]:
     """An API server's address, and the answers that it still gives before good ones."""
     bad: list[bytes] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Server(Handler):
         def do_PATCH(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             body = bad.pop() if bad else b'{"metadata": {"uid": "1"}, "spec": {"id": "pod-0-1"}}'
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(200, body)
 
         do_POST = do_PATCH
 
         def do_GET(self) -> None:
             self.send_error(404)
 
-        def log_message(self, *arguments: object) -> None:
-            """Quiet."""
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{http.server_port}", bad
-    http.shutdown()
-    http.server_close()
-    thread.join(10)
+    with answering(Server) as port:
+        yield f"http://127.0.0.1:{port}", bad
 
 
 def test_a_token_that_is_no_text_and_answers_that_are_none_end_nothing(

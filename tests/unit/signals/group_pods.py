@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.http_server import Handler, answering
 
 WORKER, OTHER = "127.0.0.2", "127.0.0.3"
 
@@ -20,24 +20,12 @@ class Clock:
 
 @contextmanager
 def serving(address: str, port: int, body: bytes, status: int = 200) -> Iterator[None]:
-    class Handler(BaseHTTPRequestHandler):
+    class Pod(Handler):
         def do_GET(self) -> None:
-            self.send_response(status if self.path == "/state" else 404)
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(status if self.path == "/state" else 404, body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer((address, port), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with answering(Pod, address, port):
         yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def free_port() -> int:

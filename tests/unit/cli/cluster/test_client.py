@@ -9,9 +9,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,6 +21,7 @@ from typer.testing import CliRunner
 from plimsoll_cli.cluster.client import MAX_LIST_RESTARTS, Cluster
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.main import app
+from tests.http_server import Handler, answering
 
 Body = tuple[int, dict[str, object] | bytes]
 Answer = Callable[[str | None], Body]
@@ -30,31 +30,20 @@ Answer = Callable[[str | None], Body]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[[Answer], Cluster]]:
-    servers = []
+    servers = ExitStack()
 
     def start(answer: Answer) -> Cluster:
-        class Handler(BaseHTTPRequestHandler):
+        class Server(Handler):
             def do_GET(self) -> None:
                 token = parse_qs(urlsplit(self.path).query).get("continue", [None])[0]
                 status, body = answer(token)
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.answer(status, body if isinstance(body, bytes) else json.dumps(body).encode())
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
+        port = servers.enter_context(answering(Server))
         name = {"cluster": "c", "user": "u", "namespace": "ns"}
         config = {
             "current-context": "c",
-            "clusters": [
-                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
-            ],
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": name}],
         }
@@ -62,10 +51,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Answer], Cluster]]:
         file.write_text(yaml.safe_dump(config))
         return Cluster(file)
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with servers:
+        yield start
 
 
 def page(names: str, token: str = "") -> Body:
