@@ -60,6 +60,21 @@ def test_a_process_and_its_descendants_are_summed(engine: subprocess.Popen[bytes
     assert processes.main_process == identify(engine.pid)
 
 
+def test_a_child_that_is_reported_too_counts_once(
+    engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An external engine reports all its processes: half as many as allowed were too many."""
+    (child,) = process_table.read_children(engine.pid) or [0]
+    monkeypatch.setattr(resident_memory, "MAX_PROCESSES", 2)
+    processes = EngineProcessTable()
+    processes.set_processes(
+        [ProcessMemory(Role.FRONTEND, engine.pid), ProcessMemory(Role.OTHER, child)]
+    )
+    host = processes.read()
+    assert host.processes == 2
+    assert host.rss_anon is not None
+
+
 def test_a_process_that_ended_is_not_read(engine: subprocess.Popen[bytes]) -> None:
     processes = EngineProcessTable()
     processes.set_processes([ProcessMemory(Role.WORKER, engine.pid)])

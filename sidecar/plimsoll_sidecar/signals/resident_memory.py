@@ -152,11 +152,12 @@ class EngineProcessTable:
         while waiting:
             parent, reported = waiting.pop()
             started = read_children(parent.pid)
-            if started is None or len(family) + len(started) > MAX_PROCESSES:
+            unlisted = None if started is None else [pid for pid in started if pid not in pids]
+            if unlisted is None or len(family) + len(unlisted) > MAX_PROCESSES:
                 return None
-            for pid in started:
+            for pid in unlisted:
                 # A zombie has no memory, and stays until its parent reads its exit status.
-                child = identify(pid) if pid not in pids else None
+                child = identify(pid)
                 if child is None:
                     continue
                 # A child of a standby is idle, too, and shares the standby's pages.
