@@ -11,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
     """One that logs nothing."""
 
-    def answer(self, status: int, body: bytes) -> None:
+    def answer(self, status: int, body: bytes, kind: str = "") -> None:
         self.send_response(status)
+        if kind:
+            self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +15,13 @@ from typing import Any
 import pytest
 
 from plimsoll_engine.download import source
+from tests.http_server import Handler, answering
 
 COMMIT = "a" * 40
 FILES = {"config.json": b'{"model_type": "tiny"}', "model.safetensors": b"w" * 300_000}
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
+class Hub(Handler):
     """As much of the hub's protocol as a download needs."""
 
     asked: list[str]
@@ -77,9 +76,6 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if body:
             self.wfile.write(data[start:])
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 @contextmanager
 def serving(
@@ -88,13 +84,8 @@ def serving(
     """A hub's address and what was asked of it."""
     asked: list[str] = []
     handler = type("Served", (Hub,), {"asked": asked, "repository": repository, "files": files})
-    server = http.server.ThreadingHTTPServer((host, 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://{host}:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(handler, host) as port:
+        yield f"http://{host}:{port}", asked
 
 
 @pytest.fixture

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import http.server
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +24,7 @@ from plimsoll_cli.local import model
 from plimsoll_engine.download import bucket
 from plimsoll_engine.download.s3 import download
 from plimsoll_engine.download.target import DownloadError
+from tests.http_server import Handler, answering
 
 KEY = "AKIDEXAMPLE"
 CREDENTIALS = "/v1/credentials"
@@ -55,7 +54,7 @@ class Store:
     identities: list[str] = field(default_factory=list)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Bucket(Handler):
     store: Store
 
     def do_GET(self) -> None:
@@ -135,9 +134,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         text = f"<Error><Code>{code}</Code><Message>{message}</Message>{details}</Error>"
         self._send(status, text.encode())
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 def etag(data: bytes) -> str:
     return hashlib.md5(data).hexdigest()
@@ -147,15 +143,9 @@ def etag(data: bytes) -> str:
 def store() -> Iterator[Store]:
     made = Store(objects={f"models/tiny/{name}": data for name, data in FILES.items()})
     made.objects |= {"models/tiny/old.pth": b"x", "models/tiny2/config.json": b"no"}
-    handler = type("Handler", (_Handler,), {"store": made})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield made
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(type("Bucket", (_Bucket,), {"store": made})) as port:
+        made.url = f"http://127.0.0.1:{port}"
+        yield made
 
 
 def environ(url: str) -> dict[str, str]:

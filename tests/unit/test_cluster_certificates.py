@@ -10,7 +10,7 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,16 @@ from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.queue import RateLimit
 from plimsoll_operator.runtime.watches import Login
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from tests.http_server import Handler
 from tests.lab.certs import Authority
 
 REFUSED = "Missing Authority Key Identifier"
 EMPTY = {"metadata": {"resourceVersion": "1"}, "items": []}
 
 
-class Answer(BaseHTTPRequestHandler):
+class Answer(Handler):
     def do_GET(self) -> None:
-        body = json.dumps(EMPTY).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *_: Any) -> None:
-        pass
+        self.answer(200, json.dumps(EMPTY).encode(), "application/json")
 
 
 class Server(ThreadingHTTPServer):

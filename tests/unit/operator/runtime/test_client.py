@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +18,7 @@ from plimsoll_operator.kinds import POD, SERVICE
 from plimsoll_operator.runtime import client
 from plimsoll_operator.runtime.client import Api, TooLargeError
 from plimsoll_operator.runtime.queue import RateLimit
+from tests.http_server import Handler
 
 LIMIT = 100_000
 
@@ -33,7 +34,7 @@ class Server(ThreadingHTTPServer):
     pages: list[int]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Lists(Handler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Server)
         query = parse_qs(urlsplit(self.path).query)
@@ -44,29 +45,19 @@ class Handler(BaseHTTPRequestHandler):
         meta = {"resourceVersion": "7"} | ({"continue": str(at + limit)} if more else {})
         items = [{"metadata": {"name": "n"}, "spec": {"x": "x" * size}} for size in page]
         body = json.dumps({"apiVersion": "v1", "metadata": meta, "items": items}).encode()
-        body = self.server.answer or body
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(200, self.server.answer or body)
 
     def do_POST(self) -> None:
         """The refusal of an eviction, as the API server words it."""
         assert isinstance(self.server, Server)
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(429)
-        self.send_header("Content-Length", str(len(self.server.answer or b"")))
-        self.end_headers()
-        self.wfile.write(self.server.answer or b"")
-
-    def log_message(self, *arguments: object) -> None:
-        """Quiet."""
+        self.answer(429, self.server.answer or b"")
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(client, "MAX_RESPONSE_BYTES", LIMIT)
-    http = Server(("127.0.0.1", 0), Handler)
+    http = Server(("127.0.0.1", 0), Lists)
     http.pages = []
     thread = threading.Thread(target=http.serve_forever, daemon=True)
     thread.start()
