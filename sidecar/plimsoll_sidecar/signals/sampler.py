@@ -314,9 +314,9 @@ class Sampler:
         return devices
 
     def _list_pids(self) -> list[int]:
-        first = self._processes.main_process
-        others = list(self._processes.get_labels())
-        return others if first is None else [first.pid, *(p for p in others if p != first.pid)]
+        # Empty if not all are known: a helper process would then be another user of the device.
+        first, pids = self._processes.main_process, list(self._processes.get_labels())
+        return sorted(pids, key=lambda pid: first is None or pid != first.pid)
 
     def read_device_use(self) -> list[tuple[str, DeviceBytes, DeviceUsers | None]] | None:
         """Return UUID, memory and users of each known device of the engine, from NVML.

@@ -33,9 +33,12 @@ from plimsoll_sidecar.detect.segments import (
     sum_device_bytes,
     sum_torch_bytes,
 )
-from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
+from plimsoll_sidecar.signals import resident_memory
+from plimsoll_sidecar.signals.device_memory import DeviceBytes, DeviceUsers, Nvml
 from plimsoll_sidecar.signals.sampler import MAX_PROBE_SILENCE_S, Sampler, SignalLog, make_load
 from tests.quiet_engine import QuietEngine
+
+GIB = 1 << 30
 
 
 def status(epoch: str = "aa:1", **changes: object) -> Status:
@@ -249,6 +252,31 @@ def test_nvml_is_read_once_every_process_of_the_engine_has_ended(
     sample = sampler.sample()
     assert (sample.host.processes, sample.serving) == (0, None)
     assert [device.used for device in sample.device] == [used]
+
+
+def test_a_helper_that_is_not_known_is_no_other_user_of_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device that counts as shared stays so, and a leak on it is not seen."""
+    program = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(program) as main, subprocess.Popen(program) as helper:
+        seen = status(
+            processes=[
+                ProcessMemory(Role.WORKER, helper.pid),
+                ProcessMemory(Role.FRONTEND, main.pid),
+            ],
+            devices=[DeviceMemory(0, uuid="GPU-1", used=GIB, total=GIB)],
+        )
+        nvml = Nvml()
+        users = DeviceUsers({main.pid: GIB, helper.pid: GIB}, 0, 0)
+        monkeypatch.setattr(nvml, "read_users", lambda uuid: users)
+        limits = {True: resident_memory.MAX_PROCESSES, False: 0}
+        for are_known, limit in limits.items():
+            monkeypatch.setattr(resident_memory, "MAX_PROCESSES", limit)
+            (device,) = Sampler(Engine(seen), nvml=nvml).sample().device
+            assert device.shared is None, are_known
+        main.kill()
+        helper.kill()
 
 
 def test_a_silent_engine_is_asked_at_both_ports_at_once() -> None:
