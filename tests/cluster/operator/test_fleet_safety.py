@@ -184,7 +184,7 @@ def test_an_eviction_that_the_api_server_cannot_do_leaves_the_service_ready(
     kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
 ) -> None:
     """A pod with two PodDisruptionBudgets: the API server answers each eviction with 500."""
-    start("--clock=evict-again=1")
+    operator = start("--clock=evict-again=1")
     manifest["spec"] |= {"replicas": 2}
     kubectl.apply(manifest)
     pod = min(eventually(lambda: len(found := names(kubectl)) == 2 and found))
@@ -201,6 +201,8 @@ def test_an_eviction_that_the_api_server_cannot_do_leaves_the_service_ready(
     time.sleep(5.0)
     assert kubectl.condition("tiny", "Ready")["status"] == "True", kubectl.conditions("tiny")
     assert pod in names(kubectl)
+    owner = f'{{inferenceservice="{kubectl.namespace}/tiny",supervisionpolicy=""}}'
+    assert operator.metric(f"plimsoll_operator_refused_evictions_total{owner}") >= 2
     kubectl.delete("pdb", "own")
     eventually(lambda: pod not in names(kubectl), 30)
 
