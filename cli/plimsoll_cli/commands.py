@@ -68,7 +68,7 @@ def incidents(
     if local or run_dir is not None:
 
         def read() -> listing.Listing:
-            return listing.read_local_incidents(target, run_dir), None
+            return listing.read_local_incidents(target, run_dir)
 
         # A run directory belongs to one service.
         wanted = listing.IncidentFilter(None, phase, kind, open_only)
@@ -86,7 +86,8 @@ def incidents(
     found, problem = read()
     shown = listing.select_newest_incidents(found, wanted, limit)
     omitted = len(listing.select_newest_incidents(found, wanted, None)) - len(shown)
-    listing.print_incidents(shown, output, omitted, searched)
+    if shown or problem is None or not output.is_table:  # unknown is not "no incidents"
+        listing.print_incidents(shown, output, omitted, searched)
     if problem is not None:
         raise RunError(problem)
 
@@ -106,11 +107,12 @@ def explain(
     from plimsoll_cli.output import is_ascii_only, make_console, print_value
 
     if local or run_dir is not None:
-        found = [one for one in listing.read_local_incidents(None, run_dir) if one.name == incident]
+        known, problem = listing.read_local_incidents(None, run_dir)
+        found = [one for one in known if one.name == incident]
         if not found:
             raise UsageError(
                 f"incident {incident} does not exist on this machine: to list incidents, run:"
-                " plimsoll incidents --local"
+                f" plimsoll incidents --local{f'; {problem}' if problem else ''}"
             )
         shown = found[0]
     else:

@@ -95,19 +95,24 @@ def read_journal(journal: Path) -> list[IncidentRecord]:
         raise UsageError(f"{journal}: the journal cannot be read: {error}") from None
 
 
-def read_local_incidents(service: str | None, run_dir: Path | None) -> list[IncidentView]:
-    """Return the incidents of services on this machine, or of one service."""
-    if run_dir is not None:
-        journals = [run_dir / STATE_DIR_NAME / JOURNAL_FILE]
-    elif service is not None:
-        journals = [folders.get_service_dir(service) / STATE_DIR_NAME / JOURNAL_FILE]
-    else:
-        journals = sorted(folders.get_base_dir().glob(f"*/{STATE_DIR_NAME}/{JOURNAL_FILE}"))
-    return [
-        make_view_from_journal(incident)
-        for journal in journals
-        for incident in read_journal(journal)
-    ]
+def read_local_incidents(service: str | None, run_dir: Path | None) -> Listing:
+    """Return the incidents of services on this machine, or of one service.
+
+    The message reports journals of other services that cannot be read. Raises UsageError for the
+    only journal.
+    """
+    folder = run_dir or (folders.get_service_dir(service) if service is not None else None)
+    if folder is not None:
+        incidents = read_journal(folder / STATE_DIR_NAME / JOURNAL_FILE)
+        return [make_view_from_journal(one) for one in incidents], None
+    found: list[IncidentView] = []
+    unreadable: list[str] = []
+    for journal in sorted(folders.get_base_dir().glob(f"*/{STATE_DIR_NAME}/{JOURNAL_FILE}")):
+        try:
+            found += [make_view_from_journal(one) for one in read_journal(journal)]
+        except UsageError as error:
+            unreadable.append(str(error))
+    return found, _summarize_unreadable(unreadable)
 
 
 def list_incidents(
@@ -130,17 +135,16 @@ def list_incidents(
             found[one.namespace, one.name] = one
             if len(found) % INCIDENTS_PER_PROGRESS_REPORT == 0:
                 show_progress(f"reading incidents: {len(found)}")
-    return list(found.values()), _summarize_unreadable(list(unreadable))
+    return list(found.values()), _summarize_unreadable(
+        list(unreadable), ": the incident may have been written by another version of Plimsoll"
+    )
 
 
-def _summarize_unreadable(errors: list[str]) -> str | None:
+def _summarize_unreadable(errors: list[str], hint: str = "") -> str | None:
     if not errors:
         return None
     others = f" (and {len(errors) - 1} more)" if errors[1:] else ""
-    return (
-        f"not shown: {errors[0]}{others}: the incident may have been written by another version of"
-        " Plimsoll"
-    )
+    return f"not shown: {errors[0]}{others}{hint}"
 
 
 def make_label_queries(target: str | None) -> list[dict[str, str]]:

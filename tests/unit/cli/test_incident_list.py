@@ -5,14 +5,20 @@ Tests ``plimsoll_cli/incidents.py``.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
 from plimsoll_cli import incidents
 from plimsoll_cli.cluster.client import Cluster, format_denied_message
-from plimsoll_cli.errors import RunError
+from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.incident_view import make_view_from_object
+from plimsoll_cli.local import run_dir as folders
+from plimsoll_cli.main import app
 from plimsoll_cli.output import Output
 
 
@@ -46,6 +52,29 @@ def test_an_incident_of_another_version_does_not_hide_the_others() -> None:
     assert problem is not None
     assert problem.startswith("not shown: LeakIncident old-1: ")
     assert "(and 1 more): the incident may have been written by another version" in problem
+
+
+def test_a_damaged_journal_does_not_hide_the_other_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "get_base_dir", lambda: tmp_path)
+    for service in ("broken", "chat"):
+        (tmp_path / service / "state").mkdir(parents=True)
+    damaged = tmp_path / "broken/state/journal.sqlite"
+    damaged.write_bytes(b"no database" * 100)
+    with contextlib.closing(sqlite3.connect(tmp_path / "chat/state/journal.sqlite")) as db:
+        db.execute("CREATE TABLE incidents (opened_at REAL, body BLOB)")
+        body = b'{"name": "chat-1", "kind": "Stall", "epoch": "a:1", "opened_at": 1.0}'
+        db.execute("INSERT INTO incidents VALUES (1.0, ?)", (body,))
+        db.commit()
+    found, problem = incidents.read_local_incidents(None, None)
+    assert [one.name for one in found] == ["chat-1"]
+    assert problem == f"not shown: {damaged}: the journal cannot be read: file is not a database"
+    done = CliRunner().invoke(app, ["incidents", "--local", "--kind=Recycle"])
+    assert done.stdout == "", "what is unknown is not none"
+    assert str(done.exception) == problem
+    with pytest.raises(UsageError, match="the journal cannot be read"):
+        incidents.read_local_incidents(None, tmp_path / "broken")
 
 
 def watch(
