@@ -91,31 +91,22 @@ def describe_exceeded_bounds(ledger: Sequence[LedgerLine], kind: str) -> list[st
 
 
 TIME_TRIGGER = "time"
-COUNTER_FIELDS = {
-    "requests": "requests_total",
-    "aborts": "aborted_total",
-    "errors": "errors_total",
-    "images": "images_total",
-    "audios": "audios_total",
-    "prompt_tokens": "prompt_tokens_total",
-    "generated_tokens": "generation_tokens_total",
-    "distinct_prompts": "distinct_prompts_total",
-    "adapters": "adapters_total",
+_COUNTERS = {
+    "requests": ("requests_total", "request"),
+    "aborts": ("aborted_total", "aborted request"),
+    "errors": ("errors_total", "failed request"),
+    "images": ("images_total", "image"),
+    "audios": ("audios_total", "audio clip"),
+    "prompt_tokens": ("prompt_tokens_total", "prompt token"),
+    "generated_tokens": ("generation_tokens_total", "generated token"),
+    "distinct_prompts": ("distinct_prompts_total", "distinct prompt"),
+    "adapters": ("adapters_total", "adapter load"),
 }
+COUNTER_FIELDS = {trigger: field for trigger, (field, _) in _COUNTERS.items()}
 """Field of :class:`SampleLoad` with the counter of each possible trigger."""
-COUNTER_UNITS = {
-    "requests": "request",
-    "aborts": "aborted request",
-    "errors": "failed request",
-    "images": "image",
-    "audios": "audio clip",
-    "prompt_tokens": "prompt token",
-    "generated_tokens": "generated token",
-    "distinct_prompts": "distinct prompt",
-    "adapters": "adapter load",
-    TIME_TRIGGER: "hour, independent of load",
-}
+COUNTER_UNITS = {trigger: noun for trigger, (_, noun) in _COUNTERS.items()}
 """Noun for one event of each trigger, for messages."""
+COUNTER_UNITS[TIME_TRIGGER] = "hour, independent of load"
 COUNTERS = (*COUNTER_FIELDS, TIME_TRIGGER)
 ROWS_PER_E_FOLD = 48
 """Number of rows for samples whose ages differ by a factor of e."""

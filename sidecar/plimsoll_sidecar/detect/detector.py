@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -68,8 +67,8 @@ class Detector:
         self.interval_s = max(0.01, interval_s)
         self._epoch: _Epoch | None = None
         self._last_t = -math.inf
-        self._orphans: OrphanWatch | None = None if memory.shared_device else OrphanWatch()
         self._watches = (OomKillWatch(), LeftBehindWatch(memory.host))
+        self._orphans = OrphanWatch()
         self._shared, self._configured_shared = "", memory.shared_device
         self._losses: list[Suspicion] = []
         self._open_files: OpenFiles | None = None
@@ -83,8 +82,8 @@ class Detector:
             self._last_t = sample.t
             self._mark_device_as_shared(next((d.shared for d in sample.device if d.shared), None))
             self._epoch.update(sample)
-            watches = (*self._watches, self._orphans) if self._orphans else self._watches
-            losses = [watch.update(sample) for watch in watches]
+            orphans = () if self.memory.shared_device else (self._orphans,)
+            losses = [watch.update(sample) for watch in (*self._watches, *orphans)]
             self._losses = [loss for loss in losses if loss is not None]
             self._open_files = sample.host.open_files
         assessment = self._epoch.make_assessment(sample.t)
@@ -102,15 +101,17 @@ class Detector:
     def make_checkpoint(self) -> Checkpoint:
         """Return the state for a later detector; empty until the warm-up has ended."""
         checkpoint = self._epoch.make_checkpoint() if self._epoch else Checkpoint()
-        return msgspec.structs.replace(checkpoint, shared_device=self._shared)
+        return replace(checkpoint, shared_device=self._shared)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from the state of an earlier detector, in the epoch of the newest sample."""
         self._mark_device_as_shared(checkpoint.shared_device)
         if self.memory.shared_device and not (self._configured_shared or checkpoint.shared_device):
             # The stored bases are of the whole device.
-            none: dict[str, Any] = {"device": [], "in_use": [], "in_use_slow": SlowState()}
-            checkpoint = msgspec.structs.replace(checkpoint, **none, device_slow=SlowState())
+            none = SlowState()
+            checkpoint = replace(
+                checkpoint, device=[], in_use=[], device_slow=none, in_use_slow=none
+            )
         if self._epoch is not None:
             self._epoch.resume(checkpoint, self._last_t)
 
@@ -124,7 +125,7 @@ class Detector:
         self._shared = reason[:MAX_SHARED_REASON_CHARS]
         if self.memory.shared_device:
             return
-        self.memory, self._orphans = msgspec.structs.replace(self.memory, shared_device=True), None
+        self.memory = replace(self.memory, shared_device=True)
         if self._epoch is not None:
             self._epoch.restart_device_watches(self.memory)
 
@@ -133,7 +134,7 @@ def _add_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) ->
     if files is None or files.ratio < MIN_OPEN_FILES_RATIO:
         return list(suspicions)
     text = f"{files.process} has {files.open:,} files open, and its limit is {files.limit:,}"
-    return [msgspec.structs.replace(each, evidence=[*each.evidence, text]) for each in suspicions]
+    return [replace(each, evidence=[*each.evidence, text]) for each in suspicions]
 
 
 class _Epoch:
@@ -272,11 +273,10 @@ class _Epoch:
         return replace(sample, device=own)
 
     def _update_in_use(self, sample: Sample, total: int, sizes: dict[Segment, int]) -> None:
-        unused = segments.sum_unused_device_bytes(sample)
+        used = dict(sizes)
+        unused = used.pop(Segment.TORCH_RESERVED_UNUSED, None)
         if unused is not None and unused <= total:
             self._in_use_missing = 0
-            used = dict(sizes)
-            used.pop(Segment.TORCH_RESERVED_UNUSED, None)
             self.in_use.update(sample, total - unused, used, self.scrape)
         elif self._in_use_missing is not None:
             self._in_use_missing += 1

@@ -348,16 +348,12 @@ class GrowthHistory:
 
 
 class SegmentGrowth:
-    """Growth of each segment since the first sample, or since :meth:`clear`."""
+    """Growth of each segment since the first sample."""
 
     def __init__(self) -> None:
         self._bases: dict[Segment, int] = {}
         self._newest: dict[Segment, int] = {}
         self._declared: tuple[int, int] | None = None
-
-    def clear(self) -> None:
-        """Discard all samples, so that growth is measured from the next sample on."""
-        self._bases, self._newest, self._declared = {}, {}, None
 
     def add(self, sizes: Mapping[Segment, int], declared: int) -> None:
         """Add the sizes of a sample, and the total bytes of all declared caches."""

@@ -131,8 +131,9 @@ class MemoryWatch:
     ) -> None:
         """Add a sample of ``total`` bytes, and the sizes of its segments."""
         point = Point(sample.t, total, 0, scrape.load, scrape.requests)
+        measure_growth = (self.baseline or self._warmup).measure_growth
         declared = self._account.explain(
-            scrape.ledger, lambda known: self._measure_growth(replace(point, declared=known))
+            scrape.ledger, lambda known: measure_growth(replace(point, declared=known))
         )
         point = replace(point, declared=declared)
         self._restart_warmup(point)
@@ -145,9 +146,6 @@ class MemoryWatch:
         self._add_report(sample, point)
         if self.budget is not None and sample.scrape_ok:
             self._triggers.add(point.t, total - declared, sample.load)
-
-    def _measure_growth(self, point: Point) -> int:
-        return (self.baseline or self._warmup).measure_growth(point)
 
     def _create_warmup(self) -> Warmup:
         budget = self.budget.growth_bytes if self.budget else None
@@ -175,7 +173,7 @@ class MemoryWatch:
         if not warmup.has_started or settled:
             # Growth before the end of the minimum time is no evidence of growth after it.
             self._trends = self._create_trends()
-            self._segments.clear()
+            self._segments = SegmentGrowth()
             self._course = GrowthHistory(self._interval_s)
         if warmup.has_started:
             self._add_to_trends(point, sizes)
@@ -192,7 +190,7 @@ class MemoryWatch:
         else:
             # The climb of the warm-up is no evidence of growth after it.
             self._trends.clear()
-            self._segments.clear()
+            self._segments = SegmentGrowth()
             self._course = GrowthHistory(self._interval_s)
 
     def _judge_growth(

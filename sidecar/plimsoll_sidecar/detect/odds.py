@@ -130,9 +130,9 @@ class Odds:
         return likeliest, self.probability * math.exp(-self.against[likeliest])
 
 
-def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
+def compute_odds(evidence: Evidence) -> Odds:
     """Return the odds that growth with this ``evidence`` is a leak."""
-    w = weights
+    w = WEIGHTS
     common = w.size * evidence.size_evidence + w.speed * evidence.speed_evidence
     against = {
         Explanation.FILLING: w.filling + w.fading * evidence.fading,

@@ -146,15 +146,6 @@ def sum_device_bytes(sample: Sample) -> int | None:
     return _sum_sizes(device.used for device in sample.device) if sample.device else None
 
 
-def sum_unused_device_bytes(sample: Sample) -> int | None:
-    """Return the device memory that the engine's allocator keeps unused; None if unknown."""
-    allocated = sum_torch_bytes(sample, "allocated")
-    reserved = sum_torch_bytes(sample, "reserved")
-    if allocated is None or reserved is None:
-        return None
-    return _drop_invalid_size(reserved - allocated)
-
-
 def sum_torch_bytes(sample: Sample, field: str) -> int | None:
     """Return the sum of a field of the engine's allocator over all devices.
 
@@ -166,10 +157,13 @@ def sum_torch_bytes(sample: Sample, field: str) -> int | None:
 
 def compute_device_segments(sample: Sample) -> dict[Segment, int]:
     """Return the size of each known device segment in bytes."""
-    reserved, used = sum_torch_bytes(sample, "reserved"), sum_device_bytes(sample)
+    allocated, reserved = (sum_torch_bytes(sample, field) for field in ("allocated", "reserved"))
+    used = sum_device_bytes(sample)
     return _drop_unknown_sizes({
-        Segment.TORCH_ALLOCATED: sum_torch_bytes(sample, "allocated"),
-        Segment.TORCH_RESERVED_UNUSED: sum_unused_device_bytes(sample),
+        Segment.TORCH_ALLOCATED: allocated,
+        Segment.TORCH_RESERVED_UNUSED: (
+            None if allocated is None or reserved is None else reserved - allocated
+        ),
         Segment.NON_TORCH: None if used is None or reserved is None else used - reserved,
     })  # fmt: skip
 

@@ -21,19 +21,8 @@ def grown(*rises: int, declared: int = 0) -> SegmentGrowth:
     return growth
 
 
-def test_nothing_is_named_without_a_sample_or_after_all_were_dropped() -> None:
+def test_nothing_is_named_without_a_sample() -> None:
     assert SegmentGrowth().find_largest() is None
-    growth = grown(5, 90, 20)
-    growth.clear()
-    assert growth.find_largest() is None
-
-
-def test_growth_counts_from_the_first_sample_after_all_were_dropped() -> None:
-    growth = grown(5, 90, 20)
-    growth.clear()
-    growth.add(dict.fromkeys(NAMES, 300 * MIB), 0)
-    growth.add({NAMES[0]: 310 * MIB}, 0)
-    assert growth.find_largest() is NAMES[0]
 
 
 def test_the_segment_that_grew_most_is_named() -> None:
