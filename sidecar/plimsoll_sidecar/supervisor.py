@@ -28,11 +28,6 @@ from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import (
-    LEADER_PLACEHOLDER,
-    add_device_health,
-    combine_group,
-)
 from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
@@ -42,6 +37,11 @@ from plimsoll_sidecar.govern.command import (
     Turn,
 )
 from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.govern.group import (
+    LEADER_PLACEHOLDER,
+    add_device_health,
+    combine_group,
+)
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS
 from plimsoll_sidecar.govern.state import GovernorState

@@ -32,10 +32,10 @@ from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import MAX_BODY_BYTES, HttpClient
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import add_device_health
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.govern.group import add_device_health
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.device_memory import Dcgm

@@ -26,7 +26,7 @@ from plimsoll_api.pod_devices import (
 )
 from plimsoll_operator.fleet.device_health import list_unhealthy_devices
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_sidecar.detect.fleet import add_device_health
+from plimsoll_sidecar.govern.group import add_device_health
 from plimsoll_sidecar.signals.other_pods import PodDevicesFile
 
 KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL)

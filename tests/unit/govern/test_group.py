@@ -1,6 +1,6 @@
 """The assessment of a multi-node group: the leader's, combine_group with those of its workers.
 
-Tests ``detect/fleet.py``.
+Tests ``govern/group.py``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pytest
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import GROWTH_INCIDENT_KINDS, IncidentKind
-from plimsoll_sidecar.detect.fleet import LEADER_PLACEHOLDER, UNKNOWN_BUDGET, combine_group
 from plimsoll_sidecar.govern.command import EngineView
+from plimsoll_sidecar.govern.group import LEADER_PLACEHOLDER, UNKNOWN_BUDGET, combine_group
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.verification import StartHistory, Verdict, judge_restart
 
