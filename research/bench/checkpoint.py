@@ -19,52 +19,27 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bench.shapes import SIZES
+
 SHARD_BYTES = 4 << 30
 STANDARD_DEVIATION = 0.02
 
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1_000_000.0,
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
-    # meta-llama/Llama-3.1-8B
     "llama-8b": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256,
-        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-        "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
-        "tie_word_embeddings": False,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500_000.0,
+        **SIZES["8b"],
     },
-    # Qwen/Qwen3-0.6B
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151_936,
-        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-        "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-    },
-    # Qwen/Qwen3-32B
-    "qwen3-32b": {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151_936,
-        "hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64,
-        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
-        "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": False,
-    },
-    # 12 of the 48 layers of Qwen/Qwen3-30B-A3B
+    "qwen3-0.6b": QWEN3 | SIZES["06b"],
+    "qwen3-32b": QWEN3 | SIZES["32b"],
     "qwen3-30b-a3b-quarter": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
-        "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144,
-        "num_hidden_layers": 12, "num_attention_heads": 32, "num_key_value_heads": 4,
-        "head_dim": 128, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0, "tie_word_embeddings": False, "num_experts": 128,
-        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
-        "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "rope_theta": 1_000_000.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        **SIZES["30b-a3b-quarter"],
     },
-    # For trying a benchmark of throughput out on a CPU: its prompts have ids below 10,000.
-    "trial": {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 10_000,
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
-        "tie_word_embeddings": True,
-    },
+    "trial": QWEN3 | SIZES["tiny"] | {"rope_theta": 10_000.0},
     # Small enough for a test on a CPU.
     "small": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
