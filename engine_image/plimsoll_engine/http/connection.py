@@ -129,7 +129,11 @@ class Connection(H11Protocol):
             return
         if self._header_since is None and self.conn.their_state is h11.IDLE:
             self._header_since = time.monotonic()
-        super().data_received(data)
+        # In pieces, so that h11 bounds headers and trailers that came at once.
+        for start in range(0, len(data), MAX_HEADER_BYTES):
+            super().data_received(data[start : start + MAX_HEADER_BYTES])
+            if self.transport.is_closing():
+                return
         if self.conn.their_state is not h11.IDLE:
             self._header_since = None
 

@@ -18,6 +18,9 @@ LINGER_TIMEOUT_S = 5.0
 SOCKET_BUFFER_BYTES = 256 * KIB
 # Enforced by h11 for the request line and its header fields.
 MAX_HEADER_BYTES = 16 * KIB
+# A body may have this many chunks of any size, and further ones of this size on average.
+MAX_SMALL_CHUNKS = 2048
+MIN_CHUNK_BYTES = 128
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):

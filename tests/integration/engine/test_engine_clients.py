@@ -281,3 +281,22 @@ def test_no_body_holds_up_the_loop(engine: Any, case: str) -> None:
     assert [stream.result(60).finish_reason for stream in streams] == ["length"] * 2
     assert longest_block_s(engine) <= BLOCK_MAX_S
     engine.clean()
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+FRAMING = {
+    "header": b"GET /version HTTP/1.1\r\nHost: a\r\n" + b"a:b\r\n" * 50_000 + b"\r\n",
+    "chunks": CHUNKED + b"1\r\nx\r\n" * 100_000,
+    "trailers": CHUNKED + b"0\r\n" + b"a:b\r\n" * 50_000 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("case", FRAMING)
+def test_no_framing_holds_up_the_loop(engine: Any, case: str) -> None:
+    with connect(engine) as client:
+        with contextlib.suppress(ConnectionError):
+            client.sendall(FRAMING[case])
+        # The rest of what was sent may reset the connection before the answer is read.
+        assert answer(client) in ((400, "invalid_http"), (0, ""))
+    assert longest_block_s(engine) <= BLOCK_MAX_S
+    engine.clean()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import h11
 import pytest
 
-from plimsoll_engine.http.limits import MAX_HEADER_BYTES
+from plimsoll_engine.http.limits import MAX_HEADER_BYTES, MAX_SMALL_CHUNKS, MIN_CHUNK_BYTES
 from plimsoll_engine.http.request_framing import StrictConnection
 
 
@@ -48,3 +48,23 @@ def test_a_header_is_bounded_in_one_piece_and_in_many(piece: int, long: str) -> 
         receive()
     assert connection.error_message is not None
     assert f"larger than the maximum of {MAX_HEADER_BYTES} bytes" in connection.error_message
+
+
+def receive_chunks(connection: StrictConnection, size: int, count: int) -> None:
+    connection.receive_data(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    connection.receive_data((b"%x\r\n%s\r\n" % (size, b"x" * size)) * count + b"0\r\n\r\n")
+    while not isinstance(connection.next_event(), h11.EndOfMessage):
+        pass
+    connection.send(h11.Response(status_code=204, headers=[]))
+    connection.send(h11.EndOfMessage())
+    connection.start_next_cycle()
+
+
+def test_a_body_may_have_many_chunks_if_they_are_not_small() -> None:
+    connection = StrictConnection()
+    for size, count in ((1, MAX_SMALL_CHUNKS), (MIN_CHUNK_BYTES, 20_000), (1, MAX_SMALL_CHUNKS)):
+        receive_chunks(connection, size, count)
+    with pytest.raises(h11.RemoteProtocolError):
+        receive_chunks(connection, MIN_CHUNK_BYTES // 2, 3 * MAX_SMALL_CHUNKS)
+    assert connection.error_message is not None
+    assert "send larger chunks" in connection.error_message
