@@ -314,18 +314,33 @@ class Actuator:
         return action(command)
 
     def _leave_services(self, command: Command) -> Result:
-        longest_s = command.deadline_s + MAX_DEPARTURE_S + EVICTION_WAIT_S
-        readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
-        self._wait_until_left(command)
-        return self._engine.finish_requests(command)
+        return self._run_out_of_service(
+            command, EVICTION_WAIT_S, lambda one, _: self._engine.finish_requests(one)
+        )
 
     def _drain(self, command: Command) -> Result:
-        longest_s = command.deadline_s + MAX_DEPARTURE_S + readiness.RESTART_UNREADY_TIMEOUT_S
+        return self._run_out_of_service(
+            command, readiness.RESTART_UNREADY_TIMEOUT_S, self._engine.drain
+        )
+
+    def _run_out_of_service(
+        self,
+        command: Command,
+        wait_s: float,
+        action: Callable[[Command, Callable[[], bool]], Result],
+    ) -> Result:
+        longest_s = command.deadline_s + MAX_DEPARTURE_S + wait_s
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
         self._wait_until_left(command)
         main = self._get_main_process()
-        # The next engine, which may start before the deadline, must not be paused.
-        result = self._engine.drain(command, lambda: main is None or is_running(main))
+
+        def is_wanted() -> bool:
+            # The next engine, which may start before the deadline, must serve.
+            return main is None or is_running(main)
+
+        result = action(command, is_wanted)
+        if not is_wanted():
+            result = command.make_result(Outcome.REFUSED, f"the engine ended; {result.message}")
         if result.outcome is Outcome.REFUSED:
             readiness.clear_reasons(self._state_dir, readiness.DRAIN)
         return result
