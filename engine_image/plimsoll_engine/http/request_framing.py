@@ -33,7 +33,7 @@ class StrictConnection(h11.Connection):
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
-        # Of the current request.
+        # Chunks and bytes of the current request.
         self._chunks = self._chunked_bytes = 0
 
     def next_event(self) -> Any:
