@@ -24,7 +24,7 @@ PYTEST := $(BIN)/pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu images release check audit docs docs-check release-check tour format generate lock lab cluster cluster-down clean
+.PHONY: help setup demo test durations test-unit test-long test-next test-lowest engines test-engines test-gpu images release check audit docs docs-check release-check tour format generate lock lab cluster cluster-down clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -73,6 +73,16 @@ test-next: $(READY)
 	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --compile-bytecode --require-hashes -r requirements/stack-next.txt
 	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --no-deps --editable . --editable ./faults
 	$(NEXT)/bin/pytest -n 3 --dist loadscope -m 'not long' tests/unit tests/integration/engine
+
+# The same tests on the lowest versions that pyproject.toml admits.
+LOWEST := .venv-lowest
+test-lowest: $(READY)
+	$(PYTHON) -m venv $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --upgrade --resolution lowest-direct \
+	  --editable '.[cli,download,engine,operator,sidecar]'
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps --editable ./faults
+	$(LOWEST)/bin/pytest -n 3 --dist loadscope -m 'not long' tests/unit tests/integration/engine
 
 # Real vLLM and SGLang without a GPU: some 15 GB below PLIMSOLL_ENGINES (~/.cache/plimsoll-engines).
 # Their Python is 3.12; PLIMSOLL_ENGINES_PYTHON names another interpreter.

@@ -52,7 +52,8 @@ def test_the_words_of_an_answer_decide_nothing() -> None:
 def test_an_option_that_an_action_does_not_have_is_refused() -> None:
     done = CliRunner().invoke(app, ["trim", "vllm-0", "--deadline", "5s", "--yes"])
     assert done.exit_code == 2
-    assert "No such option: --deadline" in done.output
+    assert "No such option" in done.output
+    assert "--deadline" in done.output
 
 
 def test_a_supervisor_that_is_late_has_not_ended(
