@@ -180,7 +180,8 @@ AUTOSCALING_RULES = make_validations(
         fieldPath=".minReplicas",
     ),
     make_rule(
-        "self.minReplicas <= self.maxReplicas",
+        # An earlier release stored the field as ``max``, which the API server drops now.
+        "!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
         "autoscaling.minReplicas must not be more than maxReplicas",
         fieldPath=".minReplicas",
     ),

@@ -25,12 +25,11 @@ log = logging.getLogger(__name__)
 OBJECT_MEDIA_TYPE = "application/json"
 METADATA_MEDIA_TYPE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST_MEDIA_TYPE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-WATCH_TIMEOUT_S = 300
 MAX_WATCH_SILENCE_S = 120.0
-"""Time without an event after which a watch counts as broken; a bookmark is sent each minute."""
-EVENT_WATCH_SHARE = 0.75
-"""Share of :data:`MAX_WATCH_SILENCE_S` after which a watch of Events ends. The API server does not
-cache Events, and therefore sends no bookmarks."""
+"""Time without an event after which a watch counts as broken."""
+WATCH_SHARE = 0.75
+"""Share of :data:`MAX_WATCH_SILENCE_S` after which the API server ends a watch. It promises no
+bookmarks: it sends none for Events, and none while no object of the kind changes."""
 MAX_EVENT_BYTES = 4 << 20
 """Maximum size of a watch event: an object's metadata, with annotations of up to 256 KiB."""
 METADATA_PAGE_OBJECTS = 50
@@ -202,12 +201,11 @@ class Api:
         Yield the type of each event, including ``BOOKMARK``, and the event's object.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
-        is_silent = kind.kind == EVENT.kind
-        lifetime_s = int(EVENT_WATCH_SHARE * MAX_WATCH_SILENCE_S) if is_silent else WATCH_TIMEOUT_S
+        lifetime_s = int(WATCH_SHARE * MAX_WATCH_SILENCE_S)
         query |= {"timeoutSeconds": str(lifetime_s)} | _make_field_query(kind)
         await self.limit.acquire()
         limits = aiohttp.ClientTimeout(
-            total=WATCH_TIMEOUT_S + MAX_WATCH_SILENCE_S, sock_read=MAX_WATCH_SILENCE_S
+            total=lifetime_s + MAX_WATCH_SILENCE_S, sock_read=MAX_WATCH_SILENCE_S
         )
         subject = f"watch of {kind.plural}"
         path = kind.path(namespace)

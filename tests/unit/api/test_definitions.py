@@ -243,6 +243,17 @@ def service(change: dict[str, Any]) -> dict[str, Any]:
     return SERVICE | {"spec": {"model": SERVICE["spec"]["model"]} | change}
 
 
+def test_a_service_of_an_earlier_release_gets_its_status(definitions: Definitions) -> None:
+    """Without ``max``, which has another name now: the status says that the spec is invalid. A rule
+    that cannot be evaluated would refuse each write, and leave the status of the earlier release.
+    """
+    stored = service({"autoscaling": {"minReplicas": 1, "target": {"cpuPercent": 60}}})
+    shown = stored | {"status": {"observedGeneration": 1}}
+    assert definitions.update(stored, shown, status=True)["status"] == {"observedGeneration": 1}
+    with pytest.raises(Refused, match=r"spec\.autoscaling\.maxReplicas: Required value"):
+        definitions.create(stored)
+
+
 @pytest.mark.parametrize(("change", "message"), SERVICES)
 def test_a_bad_service_is_refused_with_the_field(
     definitions: Definitions, change: dict[str, Any], message: str
