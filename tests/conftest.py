@@ -20,6 +20,7 @@ from hypothesis import settings
 from tests.durations import Durations
 from tests.lab.errors import MissingError
 from tests.leftovers import watch_over_this_run
+from tests.missing import lacks
 
 if TYPE_CHECKING:
     from tests.lab.definitions import Definitions
@@ -44,13 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     target = None if hasattr(config, "workerinput") else config.option.durations_file
     if target is not None or "PYTEST_XDIST_WORKER" in os.environ:
         config.pluginmanager.register(Durations(target), "durations-file")
-
-
-def _missing(why: str) -> None:
-    """What is missing on a developer's machine is a skip that says so; in CI it is a failure."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -124,7 +118,7 @@ def cluster() -> Iterator[Lab]:
     try:
         lab = new_lab(node=missing_for_a_node() is None)
     except MissingError as error:
-        _missing(str(error))
+        lacks(str(error))
     lab.start()
     _kubectl_on_path(lab)
     try:
@@ -143,7 +137,7 @@ def definitions() -> Iterator[Definitions]:
     try:
         made = Definitions(binaries.kubelab(build=False), sorted(CRDS.glob("*.yaml")))
     except MissingError as error:
-        _missing(str(error))
+        lacks(str(error))
     yield made
     made.close()
 
@@ -160,7 +154,7 @@ def helm(request: pytest.FixtureRequest) -> str:
     try:
         return binaries.helm(request.param)
     except MissingError as error:
-        _missing(str(error))
+        lacks(str(error))
         raise
 
 
@@ -170,7 +164,7 @@ def node_tier() -> None:
     from tests.lab.node import missing as missing_for_a_node
 
     if (why := missing_for_a_node()) is not None:
-        _missing(why)
+        lacks(why)
 
 
 @pytest.fixture(scope="session")
@@ -182,7 +176,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Lab | ExistingCluster]:
         try:
             yield ExistingCluster(Path(named))
         except MissingError as error:
-            _missing(str(error))
+            lacks(str(error))
         return
     request.getfixturevalue("node_tier")
     from tests.conformance.peers import PEERS

@@ -26,6 +26,7 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 from plimsoll_operator.render.paths import POD_LAYOUT
 from plimsoll_operator.render.supervisor import make_supervisor_args
+from tests.missing import lacks
 
 V4, V6 = "10.9.0.1", "fd00::1"
 ADDRESSES = {"ipv4": (V4,), "ipv6": (V6,), "both": (V4, V6)}
@@ -78,21 +79,15 @@ class Network:
     def __init__(self, family: str) -> None:
         missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
         if missing or os.geteuid() != 0:
-            self._lacks(f"{', '.join(missing)} missing" if missing else "namespaces need root")
+            lacks(f"{', '.join(missing)} missing" if missing else "namespaces need root")
         self._holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-ec", f"{SET_UP[family]}; echo ready; exec cat"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != "ready\n":
-            self._lacks(f"this machine has no {family}")
+            lacks(f"this machine has no {family}")
         self._started: list[subprocess.Popen[bytes]] = []
-
-    @staticmethod
-    def _lacks(what: str) -> None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(what, pytrace=False)
-        pytest.skip(what)
 
     def _inside(self, *command: str) -> list[str]:
         return ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net", *command]

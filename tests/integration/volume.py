@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.integration.ballast import fill
+from tests.missing import lacks
 
 VOLUME_KIB = 512
 
@@ -24,7 +23,7 @@ class Volume:
         self.path = path
         missing = [tool for tool in ("unshare", "nsenter", "mount") if shutil.which(tool) is None]
         if missing or os.geteuid() != 0:
-            self._lacks(f"{', '.join(missing)} missing" if missing else "mounts need root")
+            lacks(f"{', '.join(missing)} missing" if missing else "mounts need root")
         script = f"mount -t tmpfs -o size={size_kib}k tmpfs {path} && echo mounted && cat"
         self._holder = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", script],
@@ -32,15 +31,9 @@ class Volume:
         )  # fmt: skip
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != "mounted\n":
-            self._lacks("this machine allows no mounts")
+            lacks("this machine allows no mounts")
         self.seen = Path(f"/proc/{self._holder.pid}/root") / path.relative_to("/")
         """The same folder from outside."""
-
-    @staticmethod
-    def _lacks(what: str) -> None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(what, pytrace=False)
-        pytest.skip(what)
 
     def inside(self, *command: str) -> list[str]:
         return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", *command]
