@@ -40,7 +40,6 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_checkpoint: Path) -> Any:
-    torch.set_num_threads(1)
     config = loader.load_config(tiny_checkpoint)
     return loader.load_model(tiny_checkpoint, config, torch.float32, torch.device("cpu"))
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from plimsoll_engine.frontend.workers.zygote_client import SINGLE_THREAD_ENVIRONMENT
 from tests.triton_language import make_interpreter_cheap
 
 HAS_GPU = Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
@@ -52,7 +53,8 @@ class Interpreter(pytest.Item):
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selected, self.path],
             cwd=self.config.rootpath,
             env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-            | {"TRITON_INTERPRET": "1"},
+            | {"TRITON_INTERPRET": "1"}
+            | SINGLE_THREAD_ENVIRONMENT,
             capture_output=True,
             text=True,
         )
