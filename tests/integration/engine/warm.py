@@ -1,10 +1,10 @@
 """Engines forked off a process that has imported what they import: 3 of the 3.6 s of CPU that each
 start takes, and the tests start some hundred.
 
-Only the imports are shared. A frontend forks its first zygote before it does anything else, while
-it has one thread; the zygote waits for the order that would start it. All that comes later (the
-preparer, weight servers, workers, the next zygote) begins as it always does. What tests the start
-or the process itself starts its engine afresh.
+Only the imports are shared, and workers compute with one thread. A frontend forks its first zygote
+before it does anything else, while it has one thread; the zygote waits for the order that would
+start it. All that comes later (the preparer, weight servers, workers, the next zygote) begins as it
+always does. What tests the start or the process itself starts its engine afresh.
 """
 
 from __future__ import annotations
@@ -282,6 +282,15 @@ def _zygote(order: dict[str, Any], fds: list[int]) -> NoReturn:
     os._exit(0)
 
 
+def _compute_with_one_thread() -> None:
+    """For workers: a second thread of a model this small mostly waits, and burns its core there."""
+    from plimsoll_engine.worker import follower
+    from plimsoll_engine.worker import main as worker
+
+    for module in (worker, follower):
+        vars(module)["count_cores_per_process"] = lambda num_processes=1: 1
+
+
 def main() -> None:
     """Import, then fork an engine for each order until the tests are gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -296,6 +305,7 @@ def main() -> None:
     for name in zygote.OPTIONAL_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    _compute_with_one_thread()
     others = set(list_threads()[1:]) - zygote.FORK_SAFE_THREADS
     assert not others, f"a fork copies one thread; the imports have started {others}"
     gc.collect()
