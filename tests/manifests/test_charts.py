@@ -186,6 +186,16 @@ def test_a_message_of_validate_names_what_its_reader_can_set(tmp_path: Path) -> 
     assert alone.exit_code == selected.exit_code == 1
 
 
+def test_an_item_that_is_no_object_is_invalid(tmp_path: Path) -> None:
+    """As for kubectl: nothing of such a List is applied."""
+    file = tmp_path / "list.yaml"
+    file.write_text("apiVersion: v1\nkind: List\nitems: [5, null]\n")
+    found = validate.check_files([file], OPTIONS)
+    assert found.exit_status == 2
+    told = f"{file}: document 1, item 1: must be a Kubernetes object, not a string or a number"
+    assert found.invalid[0].startswith(told)
+
+
 def test_a_policy_that_selects_nothing_fails(tmp_path: Path) -> None:
     """A selector with a typing error would otherwise pass in CI."""
     policy, workload = str(ROOT / "examples/supervision-policy.yaml"), tmp_path / "w.yaml"

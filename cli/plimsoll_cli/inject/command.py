@@ -207,8 +207,7 @@ def _iterate_objects(value: Any, node: Node, position: str, file: Path) -> Itera
     nodes = node.find_entry("items")
     assert nodes is not None, "the items of a List are a field of its node"
     for number, (item, child) in enumerate(zip(items, nodes.resolved.children, strict=True), 1):
-        if isinstance(item, dict):
-            yield from _iterate_objects(item, child, f"{position}, item {number}", file)
+        yield from _iterate_objects(item, child, f"{position}, item {number}", file)
 
 
 def add_file_context(
