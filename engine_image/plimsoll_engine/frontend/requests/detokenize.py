@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
@@ -108,6 +109,8 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._include = include_stop  # whether the text ends after the stop string
         self._held = ""
+        # By stop string. An overlap grows by no more than the new text.
+        self._overlaps = [0] * len(self._stops)
         # Stop string that ended the text; None if there was none so far.
         self.matched_stop: str | None = None
 
@@ -126,7 +129,11 @@ class StopMatcher:
             self._held = ""
             start, self.matched_stop = min(matches, key=lambda match: match[0])
             return text[: start + len(self.matched_stop) if self._include else start], True
-        keep = max(find_overlap(text, stop) for stop in self._stops)
+        self._overlaps = [
+            find_overlap(text, stop, before + len(piece))
+            for stop, before in zip(self._stops, self._overlaps, strict=True)
+        ]
+        keep = max(self._overlaps)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -136,9 +143,12 @@ class StopMatcher:
         return text
 
 
-def find_overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
+def find_overlap(text: str, stop: str, max_length: int = sys.maxsize) -> int:
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``.
+
+    The overlap must not be longer than ``max_length``.
+    """
+    for length in range(min(len(text), len(stop) - 1, max_length), 0, -1):
         if text.endswith(stop[:length]):
             return length
     return 0

@@ -5,6 +5,7 @@ Tests ``frontend/requests/detokenize.py``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -143,3 +144,31 @@ def test_stop_strings_cut_alike_however_the_text_is_split(
     assert stopped == any(stop in text for stop in stops)
     assert text.startswith(out)
     assert not any(stop in out for stop in stops)
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3),
+    st.lists(st.text("abc", max_size=3), max_size=12),
+)
+def test_no_more_is_held_back_than_may_begin_a_stop(stops: list[str], pieces: list[str]) -> None:
+    matcher, whole, sent = StopMatcher(stops), "", ""
+    for piece in pieces:
+        whole += piece
+        text, stopped = matcher.push(piece)
+        sent += text
+        assert stopped == any(stop in whole for stop in stops)
+        if stopped:
+            return
+        held = max(
+            size for stop in stops for size in range(len(stop)) if whole.endswith(stop[:size])
+        )
+        assert sent == whole[: len(whole) - held]
+
+
+def test_long_stops_take_no_time_for_each_token() -> None:
+    """The longest and most that a request may have; each step pushes a piece to each choice."""
+    matcher = StopMatcher(["a" * 1023 + "b"] + [chr(ord("c") + n) * 1024 for n in range(15)])
+    before = time.process_time()
+    for _ in range(2000):
+        assert matcher.push("a")[1] is False
+    assert time.process_time() - before < 1  # 4 s, where each length was compared
