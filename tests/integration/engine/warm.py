@@ -1,10 +1,10 @@
 """Engines forked off a process that has imported what they import: 3 of the 3.6 s of CPU that each
 start takes, and the tests start some hundred.
 
-Only the imports are shared, and workers compute with one thread. A frontend forks its first zygote
-before it does anything else, while it has one thread; the zygote waits for the order that would
-start it. All that comes later (the preparer, weight servers, workers, the next zygote) begins as it
-always does. What tests the start or the process itself starts its engine afresh.
+Only the imports are shared, and workers compute with one thread. A frontend forks its first
+zygote and its first preparer before it does anything else, while it has one thread; they wait for
+the orders that would start them. All that comes later (weight servers, workers, the next zygote)
+begins as it always does. What tests the start or the process itself starts its engine afresh.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from plimsoll_engine.api import preparer, preparer_process
 from plimsoll_engine.frontend.workers.zygote_client import SINGLE_THREAD_ENVIRONMENT
 from plimsoll_engine.process.parent_death import die_with_parent
 
@@ -191,6 +193,7 @@ def _engine(order: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(order["environment"])
     _bear_zygote()
+    _bear_preparer()
     status = 1
     try:
         status = main(order["arguments"])
@@ -210,8 +213,8 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _bear_zygote() -> None:
-    """Fork the zygote that :class:`ZygoteClient` will start first."""
+def _bear(become: Callable[[dict[str, Any], list[int]], NoReturn]) -> tuple[int, socket.socket]:
+    """Fork a child that waits for the order to be one of this engine's processes."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     frontend = os.getpid()
     pid = os.fork()
@@ -222,8 +225,58 @@ def _bear_zygote() -> None:
         theirs.close()
         if not order:
             os._exit(0)  # the engine ended before it started one
-        _zygote(json.loads(order), fds)
+        become(json.loads(order), fds)
     theirs.close()
+    return pid, ours
+
+
+def _bear_preparer() -> None:
+    """Fork the process that prepares bodies, which the engine will start first."""
+    pid, ours = _bear(_preparer)
+
+    def start_or_wake(command: list[str], pass_fds: Sequence[int]) -> Any:
+        vars(preparer)["subprocess"] = subprocess
+        environment = dict(os.environ)
+        order = {"arguments": command[3:], "environment": environment, "inherited": pass_fds}
+        with ours:
+            socket.send_fds(ours, [json.dumps(order).encode()], pass_fds)
+        return WokenPreparer(pid)
+
+    vars(preparer)["subprocess"] = SimpleNamespace(Popen=start_or_wake)
+
+
+class WokenPreparer:
+    """The first preparer, as ``subprocess.Popen``."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended = False
+
+    def poll(self) -> int | None:
+        """0 once it has ended."""
+        self._reap(os.WNOHANG)
+        return 0 if self._ended else None
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._reap(0)
+
+    def kill(self) -> None:
+        """Send SIGKILL to it; nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _reap(self, options: int) -> None:
+        if not self._ended:
+            try:
+                self._ended = os.waitpid(self.pid, options)[0] == self.pid
+            except ChildProcessError:  # the frontend has reaped it with strangers
+                self._ended = True
+
+
+def _bear_zygote() -> None:
+    """Fork the zygote that :class:`ZygoteClient` will start first."""
+    pid, ours = _bear(_zygote)
     start = asyncio.create_subprocess_exec
 
     async def start_or_wake(program: str, *arguments: str, **options: Any) -> Any:
@@ -268,6 +321,20 @@ def _zygote(order: dict[str, Any], fds: list[int]) -> NoReturn:
     """Become what ``python -m plimsoll_engine.worker.zygote`` is."""
     from plimsoll_engine.worker import zygote
 
+    _inherit(order, fds)
+    zygote.main()
+    os._exit(0)
+
+
+def _preparer(order: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Become what ``python -m plimsoll_engine.api.preparer_process`` is."""
+    _inherit(order, fds)
+    preparer_process.main()
+    os._exit(0)
+
+
+def _inherit(order: dict[str, Any], fds: list[int]) -> None:
+    """Take the descriptors, the environment and the arguments of an order."""
     # The numbers are in the arguments. First aside: one's number may be what another has now.
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD, ASIDE) for fd in fds]
     for fd in fds:
@@ -278,8 +345,6 @@ def _zygote(order: dict[str, Any], fds: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(order["environment"])
     sys.argv[1:] = order["arguments"]
-    zygote.main()
-    os._exit(0)
 
 
 def _compute_with_one_thread() -> None:
@@ -295,6 +360,8 @@ def main() -> None:
     """Import, then fork an engine for each order until the tests are gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
+    from transformers.utils import chat_template_utils  # noqa: F401 - of chats, where one comes
+
     from plimsoll_engine import server  # noqa: F401 - the frontend's imports
     from plimsoll_engine.process.threads import list_threads
     from plimsoll_engine.worker import zygote
