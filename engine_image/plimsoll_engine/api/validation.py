@@ -5,7 +5,6 @@ The bounds of single fields are with their types in :mod:`plimsoll_engine.api.pr
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from functools import cache
@@ -48,9 +47,9 @@ def decode_body(
     """
     encoding = json.detect_encoding(body)
     if encoding == "utf-8-sig":  # a reader may ignore the byte order mark (RFC 8259, section 8.1)
-        body = body[len(codecs.BOM_UTF8) :]
+        body = body[3:]
     elif encoding != "utf-8":
-        raise make_invalid_error(f"the body is {encoding.upper()}: send UTF-8", code="invalid_utf8")
+        raise make_invalid_error(f"the body is {encoding}: send UTF-8", code="invalid_utf8")
     try:
         given = msgspec.json.decode(body, type=_RawFields)
         unknown = _remove_unknown_fields(given, body_type)
