@@ -16,7 +16,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -157,17 +157,18 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "diff":
         print(diff(run, record))
         return 0
+    ran = frozenset(run["files"])
     for part, of in run.items():
-        kept = {key: value for key, value in record[part].items() if _kept(key, run)}
+        kept = {key: value for key, value in record[part].items() if _kept(key, ran)}
         run[part] = kept | of
     RECORD.write_text(_text(run))
     return 0
 
 
-def _kept(name: str, run: dict[str, Any]) -> bool:
+def _kept(name: str, ran: Collection[str]) -> bool:
     """Whether the record's entry for a file or test stays: the run knows nothing newer of it."""
     file = name.partition("::")[0]
-    return file not in run["files"] and (ROOT / file).exists()
+    return file not in ran and (ROOT / file).exists()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import durations
 
 SAMPLE = """
@@ -64,3 +66,19 @@ def test_the_difference_names_what_became_dearer_and_sums_the_tiers() -> None:
     assert "test_b.py" not in text
     assert "in all                    20 ->      24 CPU s" in text
     assert "passed only when run again: tests/unit/a/test_a.py::test: TimeoutError" in text
+
+
+def test_a_part_of_the_run_leaves_the_rest_of_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = {"tests": 1, "cpu_s": 9.0, "wall_s": 9.0}
+    here, other = "tests/unit/test_durations.py", "tests/unit/test_layout.py"
+    record, run = tmp_path / "record.json", tmp_path / "run.json"
+    dear = {f"{here}::old": 9.0, f"{other}::test": 9.0}
+    record.write_text(json.dumps({"files": {here: cost, other: cost}, "dear": dear, "reruns": {}}))
+    run.write_text(json.dumps({"files": {here: cost | {"cpu_s": 2.0}}, "dear": {}, "reruns": {}}))
+    monkeypatch.setattr(durations, "RECORD", record)
+    assert durations.main(["keep", str(run)]) == 0
+    kept = json.loads(record.read_text())
+    assert kept["files"] == {here: cost | {"cpu_s": 2.0}, other: cost}
+    assert kept["dear"] == {f"{other}::test": 9.0}
