@@ -99,5 +99,5 @@ def test_a_test_has_the_name_of_a_module_or_names_what_it_tests(test: Path) -> N
 
 def test_folders_of_the_engines_tests_are_rooms_of_the_engine() -> None:
     rooms = {path.name for path in (ROOT / "engine_image" / "plimsoll_engine").iterdir()}
-    folders = {path.name for path in (UNIT / "engine").iterdir() if path.name != "__pycache__"}
+    folders = {path.name for path in (UNIT / "engine").glob("*/") if path.name != "__pycache__"}
     assert folders <= rooms
