@@ -1,9 +1,9 @@
-"""Triton's interpreter (3.6) at a fraction of its price, for the tests of the kernels.
+"""Triton's interpreter (3.6) at a fraction of its cost, for the tests of the kernels.
 
-Nine tenths of its time go into the language, not into numpy: it patches its language for a launch,
-and again for each call of a function that a kernel makes; each value describes its shape anew, as a
-tuple of constants with a type that has a name; and sums are checked for an overflow that is never
-reported. What a kernel computes stays as it is.
+Most of its time goes into the language, not into numpy: it patches the language for each launch and
+for each function that a kernel calls, it builds the shape of every value again, as a tuple of
+constants with a named type, and it checks sums for an overflow that it never reports. What a kernel
+computes does not change.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _describe_a_shape_once() -> None:
 
 
 def _find_types_once() -> None:
-    """The interpreter writes its table of numpy's types anew for each look into it."""
+    """Build the table of numpy's types once; the interpreter builds it for each lookup."""
     from triton.language import core
     from triton.runtime import interpreter
 

@@ -28,7 +28,7 @@ def command() -> list[str]:
 
 
 def arguments_of(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """A parser of what a benchmark is told on any machine: its result's name, and where to."""
+    """Return a parser with the options that all benchmarks share: name and folder of the result."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--name", default=name, help="of the result")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the result's folder")

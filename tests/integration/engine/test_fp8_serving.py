@@ -21,6 +21,7 @@ from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_faults.models import tiny_moe
 from plimsoll_faults.models.write_fp8 import write_fp8
+from tests.generated import generate
 from tests.ranks import started
 
 STREAMS, TOKENS = 6, 200
@@ -105,17 +106,9 @@ def test_experts_in_fp8_leave_the_text_as_it_is_over_a_restart_and_a_crash(
 
 
 def run(engine: EngineCore) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {str(number): [] for number in range(REQUESTS)}
-    for number in range(REQUESTS):
-        prompt = [number * 3 + place + 40 for place in range(5 + 9 * number)]
-        sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
-        assert engine.submit(Submit(str(number), prompt, sampling)) is None
-    while engine.has_work:
-        output = engine.step()
-        assert not output.dropped, output.dropped
-        for token in output.tokens:
-            found[token.request_id].append(token.token_id)
-    return found
+    sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
+    prompts = ([n * 3 + place + 40 for place in range(5 + 9 * n)] for n in range(REQUESTS))
+    return generate(engine, (Submit(str(n), ids, sampling) for n, ids in enumerate(prompts)))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("dense", marks=pytest.mark.long), "experts"])
